@@ -25,7 +25,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import few_samples, labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.lab.runs.behaviour import facts_of, script_code
-from avalanche_amnesia.lab.runs.first_batches import NotRepeatableError, first_batches
+from avalanche_amnesia.lab.runs.first_batches import NotRepeatableError, first_batches, without_trace
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_state, write_state, writing
 from avalanche_amnesia.saving.values import StateError
@@ -331,9 +331,12 @@ class StoredRun:
         if which not in self._data:
             self._leave_if_changed()
         if self.stored and which not in self._data:
+            batches = partial(first_batches, self._strategy, experience, _STEPS, **options)
             try:
-                batches = first_batches(self._strategy, experience, _STEPS, **options)
-                self._data[which] = experience, _digest([*_facts_of_data(experience), *batches])
+                read = without_trace(
+                    lambda: _digest([*_facts_of_data(experience), *batches()]), self._strategy, experience
+                )
+                self._data[which] = experience, read
             except NotRepeatableError as error:
                 self._leave(str(error))
         if not self.stored:

@@ -322,6 +322,7 @@ def test_the_data_as_seen_by_the_training_are_part_of_the_key():
 
 
 REMEMBERING = {
+    "a count": (lambda: of(LaterLouder(70)), "the training is not repeatable: its data"),
     "a generator": (lambda: of(with_noise(1)), "the training is not repeatable: its data"),
     "a change later": (
         lambda: of(LaterLouder(10_000)),
@@ -331,7 +332,7 @@ REMEMBERING = {
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_trainings_on_data_that_change_are_not_stored(name, tmp_path):
+def test_trainings_on_data_that_change_are_not_stored_and_have_the_bits_of_a_training_alone(name, tmp_path):
     data, words = REMEMBERING[name]
     before = [1] if name == "a generator" else []
     run = learn(RunStore(tmp_path).run(brief()), [DIGITS.train_stream[task] for task in before])
@@ -339,6 +340,7 @@ def test_trainings_on_data_that_change_are_not_stored(name, tmp_path):
         run.train(data())
     assert run.computed == len(before) + 1
     assert len(RunStore(tmp_path).nodes()) == len(before)
+    assert bits(run.strategy.model) == bits(learn(brief(), [*(DIGITS.train_stream[task] for task in before), data()]).model)
 
 
 def test_settings_of_any_type_and_files_are_part_of_the_key(tmp_path):
