@@ -379,20 +379,6 @@ def plan(
     _print(str(plan_sweep(missing, runs.RunStore(store), data_root)))
 
 
-def plan_script(store: Path, *, factory: str, benchmark: str) -> None:
-    """Print the plan of a script's run with a store, without running it: trainings, stored results, estimated time.
-
-    Args:
-        store: directory of RunStore(path)
-        factory: MODULE:FUNCTION that builds strategies, make_strategy of the references
-        benchmark: MODULE:NAME of the benchmark, or of a function that returns it
-    """
-    make, stream = named(factory, "--factory"), _load_benchmark(benchmark)
-    from avalanche_amnesia.lab.runs.run_plan import plan_runs
-
-    _print(str(plan_runs(make, stream, runs.RunStore(store))))
-
-
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
     """Delete states of a store, least recently used first.
 
@@ -471,10 +457,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
         _print(f"{name:15}{state:11}{content}")
 
 
-COMMANDS: Any = (
-    *(demo, list_, run, sweep, plan, report, unlearn, prove, verify),
-    *(plan_script, prune, sync, data),
-)
+COMMANDS: Any = (demo, list_, run, sweep, plan, report, unlearn, prove, verify, prune, sync, data)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -112,16 +112,16 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     found = [f"{name} of {base.__name__}" for base in users for name in vars(base) if name not in _NO_PARTS]
     found += [*_replaced(strategy), *_of_plugins(strategy), *_of_modules(model)]
     found += [] if is_closed(type(optimizer)) else [f"the optimizer {_name(optimizer)}"]
-    found += (f"the loss {name}" for name in open_inside([strategy._criterion]))
-    found += (f"{name} in the data" for name in open_inside([strategy.experience], data))
+    found += (f"the loss {name}" for name in open_in([strategy._criterion]))
+    found += (f"{name} in the data" for name in open_in([strategy.experience], data))
     found += (f"{name} in the data, changed" for name in _changed(strategy, data.values()))
-    found += (f"{name} given to train" for name in open_inside([options]))
+    found += (f"{name} given to train" for name in open_in([options]))
     held = (*model.parameters(), *model.buffers(), optimizer.param_groups, optimizer.state)
-    found += (f"{name} in the model or optimizer" for name in open_inside(held))
-    found += (f"{name} around the training" for name in open_inside(_interceptors()))
+    found += (f"{name} in the model or optimizer" for name in open_in(held))
+    found += (f"{name} around the training" for name in open_in(_interceptors()))
     everywhere = (vars(nn.modules.module) | vars(torch_optimizer)).items()
     hooked = [*hooks_of(strategy), *((name, hooks) for name, hooks in everywhere if name.startswith("_global"))]
-    found += (f"{place} ({name})" for place, hooks in hooked for name in open_inside([hooks]))
+    found += (f"{place} ({name})" for place, hooks in hooked for name in open_in([hooks]))
     reporting = _reporting(strategy)
     found += (_name(p) for p in reporting if not is_installed(p if isinstance(p, _FUNCTIONS) else type(p)))
     found += (name for part in reporting for name in _replaced(part))
@@ -169,7 +169,7 @@ def _reporting(strategy: Strategy) -> list[Any]:
     outside = (strategy, evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
     seen = {id(each): each for each in (*outside, sys.stdout, sys.stderr)}
     n_outside = len(seen)
-    deque(open_inside(others, seen), maxlen=0)
+    deque(open_in(others, seen), maxlen=0)
     return [*found, *list(seen.values())[n_outside:]]
 
 
@@ -232,7 +232,7 @@ def _replaced(thing: Any) -> Iterator[str]:
     """Yield the names of open functions that replace methods of one object."""
     for name, value in getattr(thing, "__dict__", {}).items():
         if _replaces(thing, name, value):
-            yield from (f"{name} of {type(thing).__name__} ({part})" for part in open_inside([value], {id(thing): thing}))
+            yield from (f"{name} of {type(thing).__name__} ({part})" for part in open_in([value], {id(thing): thing}))
 
 
 def _replaces(thing: Any, name: str, value: Any) -> bool:
@@ -251,7 +251,7 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
         if package == "avalanche_amnesia":
             given = [v for v in vars(plugin).values() if not isinstance(v, (nn.Module, *CONTAINERS))]
             settings = [v for v in given if callable(v) or hasattr(v, "protected_share") or is_frozen(type(v))]
-            yield from (f"{part} in {name}" for part in open_inside(settings, {id(strategy): strategy}))
+            yield from (f"{part} in {name}" for part in open_in(settings, {id(strategy): strategy}))
 
 
 def _of_modules(model: nn.Module) -> Iterator[str]:
@@ -275,11 +275,11 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
         # Drawn from no seeded stream, or read from a file.
         keeps |= isinstance(value, _FUNCTIONS) and (value.__module__ in _OUTSIDE or value in _UNSEEDED)
         keeps |= isinstance(value, _operators.OpOverloadPacket) and not str(value).startswith("aten.")
-        if keeps or any(True for _ in open_inside([value])):
+        if keeps or any(True for _ in open_in([value])):
             yield f"{name} of {kind.__name__}"
 
 
-def open_inside(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterator[str]:
+def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterator[str]:
     """Yield the names of open functions and objects, and of generators, in ``roots`` and closed objects inside them.
 
     All objects met are added to ``seen``, id → object; those already there are skipped.

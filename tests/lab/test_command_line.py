@@ -21,7 +21,6 @@ for words in (
     "sweep experiment.yaml methods.A.kind=B",
     "run experiment.yaml --out binary.yaml",
     "unlearn . --tasks 1 --factory a:b --record absent.json",
-    "plan-script . --factory a:b --benchmark c:d",
     "nothing",
     "sync absent",
 ):
@@ -40,9 +39,9 @@ def test_help_imports_nothing_slow_and_wrong_files_are_refused_without_importing
     assert "--training.batch_size" in done.stdout
     assert "\nimported: set()\n" in done.stdout
     told = done.stderr.splitlines()
-    assert len(told) == 12
+    assert len(told) == 11
     assert all(line.startswith("amnesia: ") for line in told)
     assert "there is no file absent.json" in told[0]
     assert told[1] == "amnesia: binary.yaml: it is no text"
     assert told[5] == "amnesia: binary.yaml is no YAML (no text)"
-    assert told[10].startswith("amnesia: there is no command 'nothing'")
+    assert told[9].startswith("amnesia: there is no command 'nothing'")

@@ -14,7 +14,7 @@ from support.strategies import DIGITS, brief, learn
 from avalanche_amnesia import References, with_unlearning
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.lab.runs.run_plan import plan_runs
+from avalanche_amnesia.lab.runs.run_plan import plan_paths, reference_paths
 from avalanche_amnesia.saving.files import Part, read_state, write_state
 
 SCRIPT = """
@@ -210,49 +210,32 @@ def test_wrong_requests_are_refused_and_change_nothing(run_folder, amnesia):
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 2: [2], 3: [1]})
 
 
-def test_a_plan_counts_the_trainings_to_compute(tmp_path):
-    store = RunStore(tmp_path)
-    plan = plan_runs(brief, BENCHMARK, store)
-    # main: 5 tasks, of which only the first comes without a request, as in full runs; references: 1; 1; 3; 3, 4
-    assert (plan.trainings, plan.there, plan.to_compute, plan.seconds) == (5 + 14 + 4, 0, 5 + 4 + 3, None)
-    assert store.nodes() == []
-
-
 def test_a_plan_leaves_out_stored_states_and_its_count_is_right(tmp_path):
     store = RunStore(tmp_path)
+
+    def plan():
+        return plan_paths(reference_paths(brief, BENCHMARK, store, ("full", "same")), store, beside=5)
+
+    # beside the main run's 5 tasks: full runs without a request, in which nothing is shared; references: 1; 1; 3; 3, 4
+    assert (plan().trainings, plan().there, plan().to_compute, plan().seconds) == (5 + 14 + 4, 0, 5 + 5 + 3, None)
     references = References(brief, BENCHMARK, store=store)
     references.reference([1])
-    plan = plan_runs(brief, BENCHMARK, store)
-    assert plan.there == 1
-    assert plan.seconds > 0
-    assert "1 are in the store" in str(plan)
-    run = learn(store.run(brief()), BENCHMARK.train_stream)
+    assert plan().there == 1
+    assert plan().seconds > 0
+    assert "1 are in the store" in str(plan())
+    to_compute = plan().to_compute
     references.full(5)
     references.reference([3, 4])
-    assert run.computed + references.trainings - 1 == plan.to_compute
-    assert plan_runs(brief, BENCHMARK, store).seconds == 0
+    assert references.trainings - 1 == to_compute - 5
+    assert plan().to_compute == 5
 
 
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    (tmp_path / "trained.py").write_text(
-        "from test_state_commands import BENCHMARK, brief\n\ndef made_benchmark():\n    return BENCHMARK\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    sys.modules.pop("trained", None)
-
-
-def test_commands_plan_and_prune_a_store(script, amnesia):
-    folder = str(script / "store")
-    store = RunStore(folder)
+def test_the_command_prune_deletes_states(tmp_path, amnesia):
+    store = RunStore(tmp_path)
     learn(store.run(brief()), DIGITS.train_stream[:2])
-    for benchmark in ("trained:BENCHMARK", "trained:made_benchmark"):
-        told = amnesia("plan-script", folder, "--factory", "trained:brief", "--benchmark", benchmark)
-        assert "trainings are left to do" in told
-    assert "0 of 2 states deleted" in amnesia("prune", folder, "--keep", "1G")
-    assert "1 of 2 states deleted" in amnesia("prune", folder, "--task", "1")
-    assert "1 of 1 states deleted" in amnesia("prune", folder, "--keep", "0")
+    assert "0 of 2 states deleted" in amnesia("prune", str(tmp_path), "--keep", "1G")
+    assert "1 of 2 states deleted" in amnesia("prune", str(tmp_path), "--task", "1")
+    assert "1 of 1 states deleted" in amnesia("prune", str(tmp_path), "--keep", "0")
     assert store.nodes() == []
 
 

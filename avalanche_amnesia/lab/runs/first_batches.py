@@ -1,9 +1,10 @@
 """Hash the first mini-batches of a training for its key in a store, without changing the training or its data."""
 
-import os
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.unlearning.assumptions import is_closed, open_inside
+from avalanche_amnesia.unlearning.assumptions import is_closed, open_in
+
+_WORK: list[Callable[[], str]] = []
+"""In a copy of the process: what it computes."""
 
 
 class NotRepeatableError(Exception):
@@ -28,29 +32,18 @@ def without_trace(read: Callable[[], str], strategy: Strategy, experience: Any) 
     """Return ``read()``; a copy of this process calls it if it runs user code, which may remember that it was called.
 
     Raises:
-        NotRepeatableError: ``read`` raises it, or that copy has ended without an answer.
+        BrokenExecutor: that copy was killed.
     """
-    if all(map(is_closed, type(strategy).__mro__)) and not any(True for _ in open_inside([experience])):
+    if all(map(is_closed, type(strategy).__mro__)) and not any(True for _ in open_in([experience])):
         return read()
-    answer, question = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python's about threads, of which the copy has one
-        copy = os.fork()
-    if copy == 0:
-        try:
-            torch.set_num_threads(1)  # as in a worker of torch's DataLoader: others are not in the copy
-            os.write(question, b"1" + read().encode())
-        except BaseException as error:  # nothing may go on behind this block in the copy
-            os.write(question, b"0" + str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(question)
-    with open(answer, "rb") as pipe:
-        told = pipe.read().decode()
-    os.waitpid(copy, 0)
-    if told[:1] != "1":
-        raise NotRepeatableError(told[1:] or "a process that read its data has ended without an answer")
-    return told[1:]
+    # As a worker of torch's DataLoader, but one that may have such workers itself.
+    with ProcessPoolExecutor(1, get_context("fork"), _WORK.append, (read,)) as copy:
+        return copy.submit(_in_copy).result()
+
+
+def _in_copy() -> str:
+    torch.set_num_threads(1)  # a copy has no other threads
+    return _WORK[0]()
 
 
 def first_batches(strategy: Strategy, experience: Any, steps: int, **options: Any) -> list[list[str]]:

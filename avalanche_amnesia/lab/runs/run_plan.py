@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin
-
 from avalanche_amnesia.audit.words import seconds_in_words
 from avalanche_amnesia.evaluation.references import Expected, References
 from avalanche_amnesia.lab.runs.store import RunStore
@@ -37,13 +34,6 @@ class RunPlan:
             known = f"about {seconds_in_words(self.seconds)}, one after another"
         told = f"{self.to_compute} of {self.trainings} trainings are left to do; {known}."
         return f"{told} Of the others, {self.there} are in the store, and the rest is shared."
-
-
-def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore) -> RunPlan:
-    """Return the plan for a stream with requests: main run, model that never unlearns, reference per evaluation."""
-    main = store.run(make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()])))
-    paths = reference_paths(make_strategy, benchmark, store, ("full", "same"))
-    return plan_paths([main.keys_of(benchmark.train_stream), *paths], store)
 
 
 def reference_paths(

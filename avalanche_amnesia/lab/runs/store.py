@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -331,13 +332,10 @@ class StoredRun:
         if which not in self._data:
             self._leave_if_changed()
         if self.stored and which not in self._data:
-            batches = partial(first_batches, self._strategy, experience, _STEPS, **options)
+            read = partial(_facts_of_data, self._strategy, experience, options)
             try:
-                read = without_trace(
-                    lambda: _digest([*_facts_of_data(experience), *batches()]), self._strategy, experience
-                )
-                self._data[which] = experience, read
-            except NotRepeatableError as error:
+                self._data[which] = experience, without_trace(read, self._strategy, experience)
+            except (NotRepeatableError, BrokenExecutor) as error:
                 self._leave(str(error))
         if not self.stored:
             return os.urandom(16).hex()
@@ -433,23 +431,23 @@ class StoredRun:
             self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, parts)
 
 
-def _facts_of_data(experience: Any) -> list[Any]:
-    """Return hashes of an experience's samples, the code of its data set, its requests, and the tasks of its stream.
+def _facts_of_data(strategy: Strategy, experience: Any, options: Mapping[str, Any]) -> str:
+    """Return a hash of a training's samples, first mini-batches, code of the data set, requests, and stream's tasks.
 
     Inputs are read as in an evaluation: all inputs if they are in memory, else a few, evenly spaced.
     """
     found = getattr(experience, "tensors_at", lambda where: None)(None)
-    inputs = few_samples(experience) if found is None else found[0]
     stream = getattr(experience, "origin_stream", None) or [experience]
-    return [
+    facts = [
         labels_fingerprint(experience),
-        tensor_hash(inputs),
+        tensor_hash(few_samples(experience) if found is None else found[0]),
         script_code([experience.dataset]),
         repr(tuple(getattr(experience, "requests", ()))),
         repr(getattr(experience, "left_out", ())),
         repr(getattr(experience, "deadline", None)),
         [(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream],
     ]
+    return _digest([*facts, *first_batches(strategy, experience, _STEPS, **options)])
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
@@ -459,8 +457,8 @@ def _root_key(strategy: Strategy, state: Any) -> str:
     body, parts = state
     held = {place: part.name for place, part in parts.items()}
     settings = {name: value for name, value in torch_settings().items() if "num_threads" not in name}
-    surroundings = package_versions(), settings, strategy.device.type
-    return _digest([{**body, "metrics": []}, held, *surroundings, *_code_of(strategy)])
+    around = package_versions(), settings, strategy.device.type
+    return _digest([{**body, "metrics": []}, held, *around, *_code_of(strategy)])
 
 
 def _code_of(strategy: Strategy) -> list[Any]:
@@ -471,8 +469,7 @@ def _code_of(strategy: Strategy) -> list[Any]:
     parts = [strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules()]
     traced = [part for part in parts if isinstance(part, MaskedBackbone)]
     graphs = [backbone.code(training) for backbone in traced for training in (False, True)]  # both modes
-    kinds = [type(each) for each in skip]
-    return [script_code([*kinds, *parts, *hooks], skip), graphs, [(place, len(several)) for place, several in hooked]]
+    return [script_code([*map(type, skip), *parts, *hooks], skip), graphs, [(at, len(of)) for at, of in hooked]]
 
 
 def _told(options: Mapping[str, Any]) -> dict[str, str]:

@@ -150,15 +150,12 @@ def _hindrance(method: settings.MethodSettings, scenario: settings.ScenarioSetti
     """Return the reason why a built-in method cannot run under a scenario, or None; ``build`` checks other methods."""
     if method.kind in settings.OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
-    if _asks_for_samples(scenario) and method.kind in settings.METHODS and method.kind not in settings.FORGET_SAMPLES:
-        return f"samples and classes of a task can only be unlearned by {', '.join(settings.FORGET_SAMPLES)}"
-    return None
-
-
-def _asks_for_samples(scenario: settings.ScenarioSettings) -> bool:
     requests = scenario.options.get("requests") or ()
     listed = requests.values() if isinstance(requests, Mapping) else requests
-    return any(isinstance(one, Mapping) and not {"samples", "classes"}.isdisjoint(one) for one in listed)
+    of_samples = any(isinstance(one, Mapping) and not {"samples", "classes"}.isdisjoint(one) for one in listed)
+    if of_samples and method.kind in settings.METHODS and method.kind not in settings.FORGET_SAMPLES:
+        return f"samples and classes of a task can only be unlearned by {', '.join(settings.FORGET_SAMPLES)}"
+    return None
 
 
 def resolved(cell: settings.Cell) -> dict[str, Any]:

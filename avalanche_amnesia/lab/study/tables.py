@@ -107,7 +107,8 @@ def figure(runs: Sequence[Run]) -> Figure:
         of_methods = grouped(mine, lambda run: run.name)
         for ax, name in ((left, "remaining"), (right, "ratio")):
             for place, method in enumerate(methods):
-                value = spread(_drawn(run, name) for run in of_methods.get(method, ()))
+                none = _below_detection if name == "ratio" else lambda run: False
+                value = spread(0.0 if none(run) else MEASURES[name].of(run.last) for run in of_methods.get(method, ()))
                 if value is not None:
                     reach = [[value.mean - value.low], [value.high - value.mean]]
                     ax.errorbar(value.mean, place, xerr=reach, clip_on=False, **look)
@@ -122,11 +123,6 @@ def figure(runs: Sequence[Run]) -> Figure:
         right.xaxis.set_major_formatter("{x:g}")
         right.axvline(1, color=COLOURS["quiet"], linewidth=1, linestyle=":")
     return picture
-
-
-def _drawn(run: Run, name: str) -> float | None:
-    """Return the value of a measure that the figure shows for a run; 0 for the ratio of a JSD below detection."""
-    return 0.0 if name == "ratio" and _below_detection(run) else MEASURES[name].of(run.last)
 
 
 def _below_detection(run: Run) -> bool:

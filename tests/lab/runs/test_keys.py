@@ -340,7 +340,9 @@ def test_trainings_on_data_that_change_are_not_stored_and_have_the_bits_of_a_tra
         run.train(data())
     assert run.computed == len(before) + 1
     assert len(RunStore(tmp_path).nodes()) == len(before)
-    assert bits(run.strategy.model) == bits(learn(brief(), [*(DIGITS.train_stream[task] for task in before), data()]).model)
+    assert bits(run.strategy.model) == bits(
+        learn(brief(), [*(DIGITS.train_stream[task] for task in before), data()]).model
+    )
 
 
 def test_settings_of_any_type_and_files_are_part_of_the_key(tmp_path):
