@@ -67,8 +67,7 @@ def by_first(work: Callable[[], object]) -> None:
             work()
         except Exception as error:
             failure = error
-    failure = of_first(failure)
-    if failure is not None:
+    if (failure := of_first(failure)) is not None:
         raise failure
 
 
@@ -82,12 +81,6 @@ def agree(facts: Mapping[str, Any], when: str) -> None:
                 f"{first.get(name)}. All processes must run the same script, with the same data, seeds and versions, "
                 "and nothing in a model, loss or plugin may depend on one process's own samples"
             )
-
-
-def average(value: float | Tensor) -> float:
-    """Return the mean of a number over all processes."""
-    values = of_all(float(value))
-    return sum(values) / len(values)
 
 
 def gathered(*tensors: Tensor) -> list[Tensor]:

@@ -146,7 +146,7 @@ def main() -> None:
         return
     if options.processes:
         methods, steps = options.only or processes_cost.METHODS, options.steps or 12
-        text = processes_cost.table(options.network, methods, steps, options.rounds)
+        text = processes_cost.table(options.network, methods, steps, options.rounds, options.batch)
         (options.out / "processes.md").write_text(text)
         print(text)
         return

@@ -1,6 +1,7 @@
 """One training on 1 and 2 processes (gloo), one thread each: speed-up and its bound, cost of the reduction.
 
     make bench ARGS="--processes --network mlp resnet18 --steps 12"
+    make bench ARGS="--processes --network resnet18 --batch 128 --only DisjointSubnets"
 
 Both sizes of the group train the same two tasks in turn, a process for each core. Times are wall-clock times of the
 second task's steps, medians over rounds: with another job on the machine they mean nothing, and only the columns of CPU
@@ -100,8 +101,10 @@ def at_once(n: int, *arguments: Any, together: bool) -> dict[str, float]:
     return found[0]
 
 
-def table(networks: Sequence[str], methods: Sequence[str], steps: int, rounds: int) -> str:
-    """Measure all, and return a table of it as Markdown."""
+def table(
+    networks: Sequence[str], methods: Sequence[str], steps: int, rounds: int, batches: Sequence[int] | None = None
+) -> str:
+    """Measure all, and return a table of it as Markdown; without ``batches``, of ``LARGE_BATCH`` alone."""
     lines = [f"# One training on two processes\n\n{inspect.cleandoc(__doc__ or '')}\n"]
     lines += [f"{platform.machine()}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}\n"]
     lines += [
@@ -109,8 +112,9 @@ def table(networks: Sequence[str], methods: Sequence[str], steps: int, rounds: i
         " | reduction | numbers sent |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, method in product(networks, methods):
-        batch, whole, halves, group = LARGE_BATCH[name], [], [], []
+    cells = [(name, batch) for name in networks for batch in batches or [LARGE_BATCH[name]]]
+    for (name, batch), method in product(cells, methods):
+        whole, halves, group = [], [], []
         for _ in range(rounds):
             whole.append(at_once(1, name, method, steps, batch, together=False))
             halves.append(at_once(2, name, method, steps, batch // 2, together=False))
@@ -119,8 +123,8 @@ def table(networks: Sequence[str], methods: Sequence[str], steps: int, rounds: i
             {key: median(one[key] for one in of) for key in of[0]} for of in (whole, halves, group)
         )
         gains = [alone[key] / of[key] for key in ("step", "cpu") for of in (together, half)]
-        cells = [f"{name}, {batch}", method, f"{alone['step']:.1f}", f"{together['step']:.1f}"]
-        cells += [f"{gains[0]:.2f}", f"{gains[1]:.2f}", f"{gains[2]:.2f}, {gains[3]:.2f}"]
-        cells += [f"{together['reduction']:.1f}", f"{together['sent']:,.0f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+        shown = [f"{name}, {batch}", method, f"{alone['step']:.1f}", f"{together['step']:.1f}"]
+        shown += [f"{gains[0]:.2f}", f"{gains[1]:.2f}", f"{gains[2]:.2f}, {gains[3]:.2f}"]
+        shown += [f"{together['reduction']:.1f}", f"{together['sent']:,.0f}"]
+        lines.append(f"| {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"

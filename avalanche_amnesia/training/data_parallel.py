@@ -25,46 +25,37 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
+from avalanche_amnesia import seeding
 from avalanche_amnesia.benchmarks.data import TaskError, labels_fingerprint, labels_of
 from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.processes import agree, gathered, n_processes, of_all, rank, summed
-from avalanche_amnesia.seeding import (
-    RngState,
-    derive_seed,
-    preserved_rng,
-    rng_state,
-    seed_all,
-    set_rng_state,
-    torch_rng_state,
-)
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
-
-# Mini-batches ---------------------------------------------------------------------------------------------------------
 
 
 class _Draws:
     """Random streams that all processes share, and this process's own, for its samples and its network."""
 
     def __init__(self, seed: int) -> None:
-        with preserved_rng():
-            seed_all(seed)
-            self._other = rng_state()
+        with seeding.preserved_rng():
+            seeding.seed_all(seed)
+            self._other = seeding.rng_state()
 
     @contextmanager
-    def swapped(self, streams: Callable[[], RngState] = rng_state) -> Iterator[None]:
+    def swapped(self, streams: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
         """Draw from this process's streams within the block, and from the common ones in a block within it."""
-        self._swap(streams)
+
+        def swap() -> None:
+            here = streams()
+            seeding.set_rng_state(self._other[: len(here)])
+            self._other = (*here, *self._other[len(here) :])
+
+        swap()
         try:
             yield
         finally:
-            self._swap(streams)
-
-    def _swap(self, streams: Callable[[], RngState]) -> None:
-        here = streams()
-        set_rng_state(self._other[: len(here)])
-        self._other = (*here, *self._other[len(here) :])
+            swap()
 
     def each(self, things: Iterable[Any]) -> Iterator[Any]:
         """Yield ``things`` one by one; what they draw comes from the streams not in use now."""
@@ -137,16 +128,9 @@ def read_all_samples(*loaders: Any) -> None:
     """Let Avalanche's loaders read all samples; in a process group they would read other ones in each process."""
     for loader in loaders:
         if isinstance(loader, MultiDatasetDataLoader) and loader.distributed_sampling:
-            MultiDatasetDataLoader.__init__(
-                loader,
-                loader.datasets,
-                loader.batch_sizes,
-                loader.termination_dataset,
-                loader.oversample_small_datasets,
-                distributed_sampling=False,
-                never_ending=loader.never_ending,
-                **loader.loader_kwargs,
-            )
+            names = ("batch_sizes", "termination_dataset", "oversample_small_datasets", "never_ending")
+            given = {name: getattr(loader, name) for name in names} | loader.loader_kwargs
+            MultiDatasetDataLoader.__init__(loader, loader.datasets, distributed_sampling=False, **given)
 
 
 class _NormTogether(torch.autograd.Function):
@@ -233,20 +217,15 @@ class StepsTogether:
         read_all_samples(strategy.dataloader)
         if epoch == 0:
             self._layout = []
-            _check_loss(strategy._criterion)
-            _check_norms(strategy)
+            _check(strategy)
             agree(_facts(strategy, self._seed), f"task {task[0]}, before its first step:")
-        self._draws = _Draws(derive_seed(self._seed, "process", rank(), epoch, *task))
+        self._draws = _Draws(seeding.derive_seed(self._seed, "process", rank(), epoch, *task))
         strategy.dataloader = PartOfBatches(strategy.dataloader, self._draws)
-
-    def end_epoch(self, strategy: Strategy) -> None:
-        """Continue with the whole loader."""
-        strategy.dataloader = strategy.dataloader.whole
 
     def begin_step(self, strategy: Strategy) -> None:
         """Before the forward pass: draw from this process's stream, let BatchNorm use the samples of all processes."""
         self.leave_step()
-        self._step.enter_context(self._draws.swapped(torch_rng_state))  # of Python and numpy, it would take longer
+        self._step.enter_context(self._draws.swapped(seeding.torch_rng_state))  # all would take longer
         self._step.enter_context(_norms_together(_counted(strategy), _weight(strategy)))
 
     def leave_step(self) -> None:
@@ -319,8 +298,9 @@ def _weight(strategy: Strategy) -> float:
     return float(criterion.weight[y[:n]].sum())
 
 
-def _check_loss(loss: Any) -> None:
-    """Raise TaskError for a loss that is no mean over all samples."""
+def _check(strategy: Strategy) -> None:
+    """Raise TaskError for a loss that is no mean over all samples, or a norm with statistics of a process's own."""
+    loss, model = strategy._criterion, strategy.model
     weight = getattr(loss, "weight", None)
     ignores = getattr(loss, "ignore_index", -1) >= 0 or (weight is not None and not bool((weight > 0).all()))
     if ignores or getattr(loss, "reduction", None) == "sum":
@@ -328,11 +308,6 @@ def _check_loss(loss: Any) -> None:
             f"the loss {loss} is a sum, or ignores samples: on several processes it must be the mean over all samples "
             "(reduction='mean', no ignore_index, class weights above 0)"
         )
-
-
-def _check_norms(strategy: Strategy) -> None:
-    """Raise TaskError if the statistics of a norm would be those of a process's own samples."""
-    model = strategy.model
     for name, module in model.named_modules():
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             raise TaskError(
@@ -376,10 +351,9 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
 
 def _model_facts(strategy: Strategy) -> dict[str, str]:
     """Return name → hash of every tensor of model and loss, named so that a message reads well."""
-    modules = {"model": strategy.model, "loss": strategy._criterion}
     return {
         f"tensor {name} of the {kind}": digest
-        for kind, module in modules.items()
+        for kind, module in (("model", strategy.model), ("loss", strategy._criterion))
         if isinstance(module, nn.Module)
         for name, digest in state_hashes(module.state_dict(keep_vars=True)).items()
     }

@@ -10,7 +10,6 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
-from avalanche_amnesia.processes import average
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.hard_attention import HALF, HardAttention
@@ -55,7 +54,7 @@ class EpochLosses:
         """Begin a new epoch; return True if the last epoch's mean loss is above 0.9 of the first mini-batch's loss."""
         if self._first is None or not self._batches:
             return False
-        mean, first = average(self._sum) / self._batches, average(self._first)
+        mean, first = float(self._sum) / self._batches, float(self._first)
         self._sum, self._batches = 0.0, 0
         return 0 < _FALLEN * first < mean
 
@@ -240,19 +239,19 @@ class HATPlugin(TaskMaskPlugin):
         now.gate = model.gate.open(now.scale, learns=not fixed)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the backward pass: add ``λ·R`` to the loss's value; its constant gradient is added after the pass."""
+        """Before the backward pass: store inputs of norms, whose statistics are computed when the task ends."""
         now: HATTask = self.in_training
         if now.statistics.norms:
             now.statistics.see(strategy)
-        if now.regulariser.weight:
-            now.losses.add(strategy.loss.detach())
-            strategy.loss.detach().add_(now.regulariser(now.gate))
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the optimizer's step: compute the embedding's gradient, and scale gradients of protected entries."""
+        """Before the step: add ``λ·R`` and its gradient, compute the embedding's, scale those of protected entries."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
+        if now.regulariser.weight:
+            now.losses.add(strategy.loss.detach())
+            strategy.loss.detach().add_(now.regulariser(gate))
         sparsity = now.regulariser.layer_sparsities(gate) if now.adjuster.needs_sparsity else []
         self.begin_step(strategy, sparsity)
         if now.fixed:

@@ -86,7 +86,7 @@ class SeedingPlugin(Plugin):
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """After an epoch, on several processes: go on with the random stream that they share."""
         if self._steps is not None:
-            self._steps.end_epoch(strategy)
+            strategy.dataloader = strategy.dataloader.whole
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the training: compare the processes, and restore the state of the caller's random streams."""
