@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import current_process, get_all_start_methods, get_context
 from typing import Any
 
 import torch
@@ -31,10 +31,13 @@ class NotRepeatableError(Exception):
 def without_trace(read: Callable[[], str], strategy: Strategy, experience: Any) -> str:
     """Return ``read()``; a copy of this process calls it if it runs user code, which may remember that it was called.
 
+    Where processes can't be copied (Windows, workers of ``multiprocessing.Pool``), this process calls it.
+
     Raises:
         BrokenExecutor: that copy was killed.
     """
-    if all(map(is_closed, type(strategy).__mro__)) and not any(True for _ in open_in([experience])):
+    runs_user_code = not all(map(is_closed, type(strategy).__mro__)) or any(True for _ in open_in([experience]))
+    if not runs_user_code or current_process().daemon or "fork" not in get_all_start_methods():
         return read()
     # As a worker of torch's DataLoader, but one that may have such workers itself.
     with ProcessPoolExecutor(1, get_context("fork"), _WORK.append, (read,)) as copy:
