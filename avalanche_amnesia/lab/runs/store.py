@@ -456,9 +456,8 @@ def _root_key(strategy: Strategy, state: Any) -> str:
         return os.urandom(16).hex()
     body, parts = state
     held = {place: part.name for place, part in parts.items()}
-    settings = {name: value for name, value in torch_settings().items() if "num_threads" not in name}
-    around = package_versions(), settings, strategy.device.type
-    return _digest([{**body, "metrics": []}, held, *around, *_code_of(strategy)])
+    around = {name: value for name, value in torch_settings().items() if "num_threads" not in name} | package_versions()
+    return _digest([{**body, "metrics": []}, held, around, strategy.device.type, *_code_of(strategy)])
 
 
 def _code_of(strategy: Strategy) -> list[Any]:
