@@ -24,7 +24,7 @@ class _Entry:
 
 
 class TaskLedger:
-    """Ledger of remaining (trained and not unlearned), unlearned and permanent tasks; it checks unlearning requests.
+    """Lists of remaining, unlearned and permanent (never to be unlearned) tasks; checks requests against them.
 
     Attributes:
         deadline: number of further trained tasks after which a task becomes permanent; None: no deadline.

@@ -168,7 +168,7 @@ class RepairSummary:
 
 @dataclass(frozen=True)
 class Proof:
-    """Proof of a record: a training without the unlearned data gave tensors with the same bits as the model.
+    """Result of a training without the unlearned data whose tensors have the bits of the unlearned model's.
 
     Attributes:
         tasks: the tasks that were compared, in training order.
@@ -226,7 +226,7 @@ class UnlearningRecord:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Return the unlearned tasks."""
+        """Return the labels of the tasks that this unlearning removed."""
         return self.plan.tasks
 
     @property

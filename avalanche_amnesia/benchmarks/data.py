@@ -193,7 +193,7 @@ def targets_of(experience: Any) -> Tensor:
 
 
 def labels_fingerprint(experience: Any, before: str = "") -> str:
-    """Return the SHA-256 of a task's labels, in order; ``before``: the fingerprint of the task's earlier parts."""
+    """Return the SHA-256 of an experience's class labels; ``before``: that of the task's earlier experiences."""
     labels = targets_of(experience)
     digest = hashlib.sha256(f"{before}{len(labels)}:".encode())
     digest.update(labels.numpy().tobytes())

@@ -287,7 +287,7 @@ def _scheduled(
 
 
 def _carried(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
-    """Return the requests of each train experience, with its current position as ``at``: the stream may be a part."""
+    """Return each train experience's requests, with ``at`` set to the experience's position in this stream."""
     return [
         tuple(replace(request, at=position) for request in getattr(experience, "requests", ()))
         for position, experience in enumerate(benchmark.train_stream)

@@ -132,7 +132,7 @@ class ProbingMetric(CallbackMetric, ABC):
 
     @abstractmethod
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Return the metric values of the ``unlearned`` and ``remaining`` tasks, as :meth:`emit` makes them."""
+        """Return the values of ``unlearned`` and ``remaining`` tasks, of the trained and of the retrained models."""
 
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind

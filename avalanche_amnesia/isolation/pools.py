@@ -108,7 +108,7 @@ class Pools:
         return found
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
-        """Return the :class:`StreamLayout` (slots of all tasks) of the stream of the strategy's current experience."""
+        """Return the slots of all tasks in the stream on which the strategy trains now."""
         # The ledger's deadline takes precedence: the user may have set one that differs from the stream's.
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
@@ -142,7 +142,7 @@ class StreamLayout:
 
     @property
     def slots(self) -> int:
-        """Return the number of slots."""
+        """Return the number of slots, the parts into which the network's weights are divided."""
         if isinstance(self.given, Mapping):
             return max(self.given.values()) + 1
         return len(self.tasks) if self.given is None else self.given

@@ -75,7 +75,7 @@ class RunLogger(BaseLogger, ABC):
         self._pending = list(metric_values)
 
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
-        """Write one value immediately; `x_plot` is its iteration."""
+        """Write one value at once, not at Avalanche's next callback; `x_plot` is its iteration."""
         self._open()
         self.log_metrics([MetricValue(None, name, value, x_plot)])
         self._write_pending()

@@ -108,7 +108,7 @@ class Gate:
         self._fixed_at = None
 
     def gradient(self) -> Tensor:
-        """Return ``∂loss/∂a``, ``(n_units,)``; zero for layers without a backward pass, and for units not computed."""
+        """Return the loss's gradient by the gate ``a``, ``(n_units,)``; 0 for layers that no backward pass reached."""
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:

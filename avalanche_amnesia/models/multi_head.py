@@ -413,7 +413,7 @@ def _one_each(task_labels: Any, n: int) -> Tensor:
 
 
 def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Return ``run(samples, task)`` for a batch, in the batch's order; if tasks are mixed, one ``run`` per task."""
+    """Call ``run(samples, task)`` once per task in a batch, and return the results in the batch's order."""
     single = single_task(task_labels)
     if single is not None:
         return run(x, single)

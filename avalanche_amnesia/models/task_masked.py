@@ -182,7 +182,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @abstractmethod
     def _open(self, learned: nn.Parameter) -> Any:
-        """Return a gate (unit masks) or subnetwork (weight masks) whose mask is computed from parameter ``learned``."""
+        """Return an object that computes a new task's mask from ``learned``: a gate (units) or subnetwork (weights)."""
 
     @property
     def _in_training(self) -> Any:

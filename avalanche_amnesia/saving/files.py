@@ -284,7 +284,7 @@ def read_part(file: Path) -> Part:
 
 
 def part_of(content: bytes) -> Part:
-    """Return the part in the content of a file."""
+    """Parse the bytes of a safetensors file: return its tensors and its JSON."""
     from safetensors.torch import load
 
     tensors, (size,) = load(content), struct.unpack("<Q", content[:8])

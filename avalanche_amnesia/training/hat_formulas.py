@@ -83,7 +83,7 @@ class SparsityRegulariser:
         return value + self._constant if self._constant else value
 
     def gradient(self, gate: Tensor) -> Tensor:
-        """Return ``λ·∂R/∂a``, ``(n_units,)``, at a soft mask ``a``, ``(n_units,)``."""
+        """Return this regulariser's gradient, ``λ·∂R/∂a``, ``(n_units,)``, at a soft mask ``a``, ``(n_units,)``."""
         if self.mode == "quota":
             above = (self.layer_sparsity(gate) > self.quota).float()
             return self.weight * (above @ self._free_share_by_layer)

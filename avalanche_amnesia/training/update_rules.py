@@ -333,7 +333,7 @@ def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
 
 
 class Adjuster:
-    """Applies an adjustment rule to a backbone's parameters before and after each optimizer step.
+    """Protects earlier tasks in each optimizer step: scales gradients down, or undoes a share of the updates.
 
     Attributes:
         names: parameters that the rule may protect; empty in the first task, where nothing is done.

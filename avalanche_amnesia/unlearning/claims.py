@@ -86,7 +86,7 @@ class Claims:
     company: frozenset[str] = frozenset()
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: the whole log."""
+        """Return all that is known about trainings and unlearnings so far, as a dict to save."""
         trainings = {task: Apart(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}

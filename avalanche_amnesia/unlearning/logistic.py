@@ -151,7 +151,7 @@ class _Loss:
         return (total.log().sum() - of_true) / self._counted, odds.div_(total).sub_(self.true)
 
     def slope(self, errors: Tensor) -> Tensor:
-        """Return the gradient of the mean cross-entropy for a head, computed from the errors of :meth:`errors`."""
+        """Return the gradient of the mean cross-entropy by a head's weights, from the result of :meth:`errors`."""
         of_bias = errors.sum(1, keepdim=True) / self._counted
         of_weight = torch.addmm(-of_bias * self._problem.mean, errors, self._rows, alpha=1 / self._counted) @ self._back
         return torch.cat([of_weight, of_bias], 1) if self._problem.has_bias else of_weight

@@ -330,7 +330,7 @@ class AnalyticModel(MultiHeadModel):
         return total
 
     def _regression(self, parts: Sequence[TaskSums], joint: bool) -> nn.Linear:
-        """Return the regression on the sums ``parts``, by classes of the user's data if ``joint``, else by labels."""
+        """Solve the ridge regression on ``parts``; return a head for all classes (``joint``) or a task's labels."""
         named = torch.cat([part.originals[part.classes] if joint else part.classes for part in parts])
         classes, of = named.unique(return_inverse=True)
         sums = torch.cat([part.sums for part in parts])

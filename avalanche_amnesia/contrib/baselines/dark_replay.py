@@ -69,7 +69,7 @@ class TaskMemory:
         self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
 
     def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
-        """Draw ``n`` stored samples of the tasks in ``tasks``, without replacement; return task → samples."""
+        """Draw at most ``n`` stored samples in all from ``tasks``, without replacement; return task → samples."""
         held = {task: samples for task, samples in self.samples.items() if task in tasks}
         of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
         within = torch.cat([torch.arange(len(samples)) for samples in held.values()])

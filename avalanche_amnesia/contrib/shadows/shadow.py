@@ -96,7 +96,7 @@ def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
-    """Return backbone parameter name → bool tensor of its shape, True: used by ``task`` and none in ``earlier``."""
+    """Return a bool mask per backbone parameter: entries that ``task`` uses and no task in ``earlier`` does."""
     result = entries_in_use(model, task)
     for other in earlier:
         used = entries_in_use(model, other)

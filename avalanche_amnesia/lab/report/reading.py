@@ -267,7 +267,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 class _Reader:
-    """Builder of a run's evaluations (moments) and costs from the rows of its log."""
+    """Collects a run's evaluations between tasks (:class:`Moment`) and its costs from the rows of its log."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []

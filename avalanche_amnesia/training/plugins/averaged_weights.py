@@ -47,7 +47,7 @@ class AveragedWeights(Plugin):
         self._statistics: TaskStatistics | None = None
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Drop the mean of the task whose training is undone."""
+        """Drop the running mean of the weights, because the task's training is undone."""
         self._drop()
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:

@@ -273,7 +273,7 @@ def _sets(sources: Collection[int]) -> list[frozenset[int]]:
 
 
 def _some_sets(sources: Collection[int], seed: int) -> list[frozenset[int]]:
-    """Return different sets of several tasks, twice as many as tasks; small sets are as likely as large ones."""
+    """Draw twice as many different sets of two or more tasks as there are tasks, each size equally likely."""
     draw, found = random.Random(seed), dict[frozenset[int], None]()
     while len(found) < 2 * len(sources):
         found[frozenset(draw.sample(sorted(sources), draw.randint(2, len(sources))))] = None

@@ -60,7 +60,7 @@ class DisjointPlugin(TaskEndPlugin):
         return "" if self._share is None else repr(self._share)
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: raise TaskError if it has a share, or a plugin needs other tasks' gradients."""
+        """Before a training: raise TaskError if the task was trained already, or a plugin is EWC, MAS, GEM or A-GEM."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.warn()
         refused = [type(plugin).__name__ for plugin in strategy.plugins if isinstance(plugin, _PROTECTING)]

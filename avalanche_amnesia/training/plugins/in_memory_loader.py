@@ -105,7 +105,7 @@ class InMemoryLoaderPlugin(Plugin):
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
-        """Before a task's training: replace the training loader if it is Avalanche's own."""
+        """Before a task's training: if data are tensors in memory, replace Avalanche's own loader by a faster one."""
         self._replace(strategy, True, shuffle, drop_last, kwargs)
 
     def before_eval_exp(self, strategy: Strategy, **kwargs: Any) -> None:

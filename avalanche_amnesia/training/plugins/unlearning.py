@@ -109,7 +109,7 @@ class UnlearningPlugin(Plugin):
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return the state between tasks: ledger, records, claims, and the stream's requests."""
+        """Return what a saved state holds of this plugin: ledger, records, claims, data seen, and open requests."""
         return {
             "ledger": self.ledger.state_dict(),
             "records": [Apart(json.loads(record.to_json())) for record in self.records],

@@ -87,7 +87,7 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 def attended(
     walk: Walk, node: fx.Node, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
 ) -> Any:
-    """Return the unit sets of attention: those of ``value``, because attention weights count as always in use."""
+    """Return the sets of units that an attention result depends on: those of ``value`` at all positions."""
     for learned in (query, key, attn_mask):
         if isinstance(learned, ParameterValue):  # shared attention weights read it, so only the first task trains it
             adopt(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))
