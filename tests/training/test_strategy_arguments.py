@@ -83,7 +83,7 @@ def transformed(function):
 
 
 REFUSED = [
-    (lambda: hat(lambda model: Adam), r"must be a torch optimizer, got the class Adam: Adam\(model"),
+    (lambda: hat(lambda model: Adam), r"must be an object of Optimizer, got the class Adam: Adam\(model"),
     (lambda: hat(lambda model: LBFGS(model.parameters())), "LBFGS .* through a closure .* take a first-order"),
     (lambda: hat(lambda model: OldAdagrad(model.parameters())), "Adagrad of torch .* take a newer torch"),
     (lambda: hat(lambda model: SparseAdam(model.parameters())), "takes sparse gradients alone"),
