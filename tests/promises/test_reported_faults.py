@@ -9,7 +9,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.models import SimpleMLP, as_multitask
-from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GDumbPlugin, GEMPlugin, MASPlugin
+from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GEMPlugin, MASPlugin
 from support import tiny
 from support.small_networks import Net
 from support.strategies import Hears
@@ -72,11 +72,6 @@ def test_plugins_that_need_gradients_of_earlier_tasks_are_refused_with_weight_po
     with pytest.raises(TaskError, match=f"Leave {type(plugin).__name__} out of plugins"):
         strategy.train(STREAM[0])
     assert not strategy.model.tasks
-
-
-def test_gdumb_is_refused():
-    with pytest.raises(TypeError, match="use Avalanche's GDumb strategy"):
-        made("amnesiac", plugins=[GDumbPlugin()])
 
 
 class WithEmptyBatches(DisjointSubnets):
