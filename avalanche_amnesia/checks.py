@@ -77,16 +77,16 @@ def integer(value: object) -> int | None:
         return None
 
 
-def integers(name: str, values: Iterable[object], what: str) -> tuple[int, ...]:
-    """Return integers of Python, numpy or torch as a tuple of ``int``; raise ValueError if another value is given."""
+def integers(name: str, values: Iterable[object], what: str, error: type[ValueError] = ValueError) -> tuple[int, ...]:
+    """Return integers of Python, numpy or torch as a tuple of ``int``; raise ``error`` if another value is given."""
     try:
         given = tuple(values)
     except TypeError:
-        raise ValueError(f"{name} must be a list of {what} (ints), such as [0, 2], got {values!r}") from None
+        raise error(f"{name} must be a list of {what} (ints), such as [0, 2], got {values!r}") from None
     numbers = tuple(number for number in map(integer, given) if number is not None)
     if len(numbers) < len(given):
         wrong = [value for value in given if integer(value) is None]
-        raise ValueError(f"{name}: {wrong} are no {what}; give a list of ints, such as [0, 2]")
+        raise error(f"{name}: {wrong} are no {what}; give a list of ints, such as [0, 2]")
     return numbers
 
 

@@ -84,7 +84,7 @@ class TaskLedger:
 
     def declare_permanent(self, tasks: Iterable[int]) -> None:
         """Mark remaining tasks as permanent, i.e. never to be unlearned; this is irreversible and may be repeated."""
-        declared = _labels(tasks, "declaring permanent", "list of tasks")
+        declared = checks.integers("declaring permanent: tasks", tasks, "tasks", RequestError)
         for task in declared:
             if task not in self._entries:
                 raise RequestError(
@@ -100,7 +100,7 @@ class TaskLedger:
         unrecorded: Collection[int] = (),
     ) -> tuple[int, ...]:
         """Return the requested tasks as ints; raise RequestError if they may not be unlearned now. Change nothing."""
-        request = _labels(tasks, event, "request")
+        request = checks.integers(f"{event}: tasks", tasks, "tasks", RequestError)
         if not request:
             raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")
         for task in request:
@@ -164,22 +164,6 @@ class TaskLedger:
         if self._expired(entry):
             return f"its deadline has expired ({self.deadline} further tasks trained), which made it permanent"
         return None
-
-
-def _labels(tasks: Iterable[int], event: str, what: str) -> tuple[int, ...]:
-    try:
-        given = tuple(tasks)
-    except TypeError:
-        raise RequestError(f"{event}: {tasks!r} is no {what}; give the tasks as a list of ints, e.g. [0, 2]") from None
-    labels = []
-    for task in given:
-        label = checks.integer(task)
-        if label is None:
-            raise RequestError(
-                f"{event}: {task!r} is no task; tasks are ints, not {type(task).__name__}; give a list such as [0, 2]"
-            )
-        labels.append(label)
-    return tuple(labels)
 
 
 def _listed(tasks: Iterable[int]) -> str:

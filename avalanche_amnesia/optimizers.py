@@ -11,6 +11,9 @@ from torch import Tensor, nn, optim
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 from torch.optim import optimizer as optimizer_module
 
+from avalanche_amnesia import checks
+from avalanche_amnesia.strategy import Strategy
+
 FLUSH_EVERY = 25
 """Number of optimizer steps between two searches for nearly subnormal numbers."""
 FLUSH_BELOW = 2.0**26
@@ -69,9 +72,7 @@ def is_hooked(optimizer: Optimizer) -> bool:
 
 def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[nn.Parameter] = ()) -> None:
     """Raise TypeError or ValueError unless an optimizer can train the parameters ``own`` and, added later, ``new``."""
-    if not isinstance(optimizer, Optimizer):
-        given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else repr(optimizer)
-        raise TypeError(f"optimizer must be a torch optimizer, got {given}: Adam(model.parameters(), lr=1e-3)")
+    checks.instance("optimizer", optimizer, Optimizer, "Adam(model.parameters(), lr=1e-3)")
     name, parameters = type(optimizer).__name__, list(own)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -172,20 +173,15 @@ def flush_denormals(optimizer: Optimizer, step: int) -> None:
                     torch.ops.aten.hardshrink.out(value, below, out=value)
 
 
-def follow_model(
-    optimizer: Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    known: Mapping[str, nn.Parameter],
-    *,
-    fresh: bool,
-    begins_as: Callable[[str], str] = str,
-) -> None:
-    """Add a model's new parameters to an optimizer, and remove those that the model no longer has.
+def follow_model(strategy: Strategy, *, fresh: bool) -> None:
+    """Add the model's new parameters to a strategy's optimizer, and remove those that the model no longer has.
 
-    ``begins_as`` maps a new parameter's name to the parameter that provides its initial values: it joins that group, or
+    A new parameter joins the group of the parameter that provides its initial values (the model's ``begins_as``), or
     the first one. Avalanche's ``update_optimizer`` cannot choose among several groups for a new head. Parameters that
-    never belonged to the model (of a criterion, for example) stay.
+    never belonged to the model (of a criterion, for example) stay. ``fresh``: the optimizer gets an empty state.
     """
+    optimizer, parameters = strategy.optimizer, dict(strategy.model.named_parameters())
+    known = getattr(strategy, "optimized_param_id", None) or {}
     here = {id(parameter) for parameter in parameters.values()}
     heirs = {id(old): parameters.get(name) for name, old in known.items() if id(old) not in here}
     for group in optimizer.param_groups:
@@ -199,8 +195,9 @@ def follow_model(
     group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     new = {name: parameter for name, parameter in parameters.items() if id(parameter) not in group_of}
     for name, parameter in new.items():
-        group = group_of.get(id(parameters.get(begins_as(name))), optimizer.param_groups[0])
+        group = group_of.get(id(parameters.get(strategy.model.begins_as(name))), optimizer.param_groups[0])
         group["params"].append(parameter)
     optimizer.state.update({parameter: {} for parameter in new.values()})
     if fresh:
         optimizer.state = defaultdict(dict)
+    strategy.optimized_param_id = parameters

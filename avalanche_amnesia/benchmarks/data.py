@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from avalanche.benchmarks import OnlineCLExperience
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from avalanche_amnesia.bits import tensor_hash
@@ -139,14 +140,8 @@ def task_data(experience: Any, index: Tensor | None = None, *, training: bool = 
     # A loader draws a seed for its workers even where it has none; a generator of its own takes that draw.
     loader = DataLoader(data, batch_size=256, generator=torch.Generator(), collate_fn=data.collate_fn)
     batches = [unpacked(batch) for batch in loader]
-    return joined([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Return several batches of inputs as one batch."""
-    if isinstance(parts[0], NamedTensors):
-        return NamedTensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
-    return torch.cat(list(parts))
+    x = tree_map(lambda *parts: torch.cat(parts), *(batch[0] for batch in batches))  # a tensor, or several by name
+    return x, torch.cat([batch[1] for batch in batches])
 
 
 # Items and mini-batches: pairs, or mappings with a label under a usual name ------------------------------------------

@@ -361,10 +361,7 @@ def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
 
 
 def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
-    try:
-        labels = checks.integers("permanent", permanent, "task labels")
-    except ValueError as error:
-        raise RequestError(str(error)) from None
+    labels = checks.integers("permanent", permanent, "task labels", RequestError)
     unknown = [task for task in labels if task not in tasks]
     if unknown:
         there = ", ".join(map(str, sorted(set(tasks))))

@@ -41,8 +41,8 @@ class TaskExperience(DatasetExperience):
         original_classes: Sequence[int],
         place: int | None = None,
     ) -> None:
-        dataset, place = _dataset(samples, task), task if place is None else place
-        super().__init__(dataset=dataset, current_experience=place)
+        place = task if place is None else place
+        super().__init__(dataset=None, current_experience=place)
         self.task_label = task
         self.task_labels = [task]
         self.original_classes = list(original_classes)
@@ -51,8 +51,7 @@ class TaskExperience(DatasetExperience):
         self.previous_classes = list(range(max(n_classes[:place], default=0)))
         self.classes_seen_so_far = list(range(max(n_classes[: place + 1])))
         self.future_classes = list(range(max(n_classes[place + 1 :], default=0)))
-        self._samples = samples
-        self._built_with = dataset
+        self.take(samples)
 
     @property
     def benchmark(self) -> CLScenario:
@@ -78,22 +77,19 @@ class TaskExperience(DatasetExperience):
 
     def take(self, samples: TensorTask | LazyTask) -> None:
         """Replace the experience's samples and data set."""
-        self._samples, self._dataset = samples, _dataset(samples, self.task_label)
-        self._built_with = self._dataset
+        self._samples = samples
+        # Avalanche reads the task label from the last attribute of a mini-batch.
+        labels = TaskLabels(ConstantSequence(self.task_label, len(samples)))
+        self._dataset = self._built_with = TaskAwareSupervisedClassificationDataset(
+            [samples],
+            data_attributes=[DataAttribute(samples.targets, "targets"), labels],
+            collate_fn=samples.collated if isinstance(samples, LazyTask) else None,
+        )
 
     @property
     def samples(self) -> TensorTask | LazyTask | None:
         """Return the samples; None if the experience's data set was replaced after it was built."""
         return self._samples if self._dataset is self._built_with else None
-
-
-def _dataset(samples: TensorTask | LazyTask, task: int) -> Any:
-    return TaskAwareSupervisedClassificationDataset(
-        [samples],
-        # Avalanche reads the task label from the last attribute of a mini-batch.
-        data_attributes=[DataAttribute(samples.targets, "targets"), TaskLabels(ConstantSequence(task, len(samples)))],
-        collate_fn=samples.collated if isinstance(samples, LazyTask) else None,
-    )
 
 
 def task_benchmark(

@@ -171,10 +171,7 @@ class References:
             ReferencesError: for an unknown task, or a task named twice.
         """
         checks.one_of("variant", variant, Expected)
-        try:
-            path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
-        except ValueError as error:
-            raise ReferencesError(str(error)) from None
+        path = checks.integers("remaining_tasks", remaining_tasks, "tasks", ReferencesError)
         unknown = [task for task in path if task not in self._experiences]
         if unknown or len(set(path)) < len(path):
             raise ReferencesError(

@@ -230,10 +230,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
 
     def make_optimizer(self, reset_optimizer_state: bool = False, **kwargs: Any) -> None:
         """Add the model's new parameters to the optimizer (by default to its first group), and remove dropped ones."""
-        parameters, known = dict(self.model.named_parameters()), getattr(self, "optimized_param_id", None)
-        begins_as = self.model.begins_as
-        follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state, begins_as=begins_as)
-        self.optimized_param_id = parameters
+        follow_model(self, fresh=reset_optimizer_state)
         if kwargs.get("remove_params") or kwargs.get("verbose_optimizer"):
             super().make_optimizer(False, **kwargs)
 

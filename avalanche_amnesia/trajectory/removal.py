@@ -99,7 +99,7 @@ def replay(
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
     value = copied(committed)
-    nothing = SparseValues.none(committed)
+    nothing = SparseValues.of(committed, torch.zeros(committed.shape, dtype=torch.bool))
     order = [task for task, _ in writers]
     # Include a task with a revised update even if it did not write to this tensor: the revision may name other entries.
     steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])

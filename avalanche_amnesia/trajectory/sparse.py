@@ -68,11 +68,6 @@ class SparseValues(_Chosen):
         return cls._made(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
 
     @classmethod
-    def none(cls, like: Tensor) -> SparseValues:
-        """Return an object without entries, for a tensor of the shape and dtype of ``like``."""
-        return cls.of(like, torch.zeros(like.shape, dtype=torch.bool))
-
-    @classmethod
     def _made(cls, chosen: Tensor, values: Tensor, shape: tuple[int, ...]) -> SparseValues:
         planes = values.contiguous().view(torch.uint8).reshape(len(values), values.element_size())
         return cls(chosen, shrink(planes[:, -1].numpy(), repeats=False), planes[:, :-1].clone(), values.dtype, shape)

@@ -13,53 +13,33 @@ from torch import nn
 
 from avalanche_amnesia import UnlearningPlugin, evaluation, task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.families import drawn
-from avalanche_amnesia.contrib.metrics import (
-    cost_metrics,
-    distance_metrics,
-    few_shot_metrics,
-    mask_overlap_metrics,
-    membership_metrics,
-    owners_metrics,
-    relapse_metrics,
-)
+from avalanche_amnesia.contrib.metrics import few_shot_metrics, membership_metrics, relapse_metrics
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
 from avalanche_amnesia.contrib.metrics.mask_use import mask_overlap, owners, owners_by_layer
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_accuracy, linear_probe_accuracy
 from avalanche_amnesia.evaluation.capacity import network_capacity
+from avalanche_amnesia.lab.runs.measuring import metrics_of
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [2]})
 TRAIN, TEST = BENCHMARK.train_stream, BENCHMARK.test_stream
-END = "/eval_phase/test_stream"
-
-
-def all_metrics(references, benchmark=BENCHMARK):
-    return [
-        *evaluation.unlearned_accuracy_metrics(benchmark, references),
-        *relapse_metrics(benchmark, references),
-        *few_shot_metrics(benchmark, references, shots=4),
-        *membership_metrics(benchmark, references),
-        *distance_metrics(references),
-        *evaluation.accuracy_difference_metrics(references, controls=("heads", "reference")),
-        *evaluation.capacity_metrics(),
-        *mask_overlap_metrics(),
-        *owners_metrics(),
-        *cost_metrics(references),
-    ]
+END, FLOORS = "/eval_phase/test_stream", ("order", "seed")
 
 
 @pytest.fixture(scope="module", params=MAKERS)
 def finished(request):
     torch.set_num_threads(1)
     references, witness = evaluation.References(MAKERS[request.param], BENCHMARK), Witness()
-    jsd = [
-        *evaluation.jsd_metrics(references, noise_floor=("order", "seed")),
+    more = [
+        *few_shot_metrics(BENCHMARK, references, shots=4),
         *evaluation.jsd_metrics(references, probes=["own"], scope="all"),
         *evaluation.jsd_metrics(references, probes=["none"], scope="remaining"),
     ]
-    strategy = MAKERS[request.param](evaluator=quiet(*all_metrics(references), *jsd), plugins=[witness])
+    strategy = MAKERS[request.param](
+        evaluator=quiet(*metrics_of(BENCHMARK, references, FLOORS), *more), plugins=[witness]
+    )
     find_plugin(strategy, UnlearningPlugin).allow_unknown = True
     for experience in TRAIN:
         strategy.train(experience)
@@ -254,7 +234,7 @@ def test_cost_is_emitted_once_per_unlearning(finished):
 @pytest.mark.parametrize("kind", ["hat", "ewc"])
 def test_without_probes_only_metrics_without_probes_are_measured(kind):
     references = evaluation.References(MAKERS[kind], BENCHMARK)
-    strategy = learn(MAKERS[kind](evaluator=quiet(*all_metrics(references))), DIGITS.train_stream[:2])
+    strategy = learn(MAKERS[kind](evaluator=quiet(*metrics_of(BENCHMARK, references, FLOORS))), DIGITS.train_stream[:2])
     find_plugin(strategy, UnlearningPlugin).unlearn(strategy, [0])
     results = strategy.eval(TEST[1:2])
     plain = int(kind == "ewc")  # a backbone without masks needs no probe
@@ -270,7 +250,7 @@ def test_tasks_of_one_class_or_of_one_sample_are_measured():
     x, y = torch.rand(41, 1, 8, 8), torch.tensor([0] * 20 + [1, 2] * 10 + [3])
     benchmark = with_unlearning(task_benchmark((x, y), (x, y), task_classes=[[0], [3], [1, 2]]), {2: [0, 1]})
     references = evaluation.References(make_hat, benchmark)
-    strategy = make_hat(evaluator=quiet(*all_metrics(references, benchmark)))
+    strategy = make_hat(evaluator=quiet(*metrics_of(benchmark, references, FLOORS)))
     for experience in benchmark.train_stream:
         strategy.train(experience)
         results = strategy.eval(benchmark.test_stream)

@@ -291,11 +291,6 @@ def test_a_forward_that_no_task_can_own_is_refused_and_undone(message):
     assert same_state(state(strategy.model), before)
 
 
-def test_a_backbone_that_can_t_be_copied_is_refused():
-    with pytest.raises(ModelError, match="Net can't be copied"):
-        DisjointModel(Net(lambda s, x: x, layer=nn.Linear(2, 2), kept=(number for number in range(3))))
-
-
 def test_a_description_lists_the_rule_of_every_parameter():
     strategy = learn(disjoint("adapters", isolation=Pools(3)), STREAM.train_stream[:1])
     described = strategy.model.describe(3).splitlines()

@@ -163,9 +163,3 @@ def test_counts_and_shares_equal_those_of_the_masks():
     assert column(counts, "any") == [*some, sum(some)]
     assert all(type(n) is int for row in counts.values() for n in row.values())
     assert [type(n) for n in shares["all"].values()] == [float] * 4 + [int]
-
-
-def test_a_layer_called_all_is_refused():
-    model = MaskedModel(Net(lambda net, x: torch.relu(net.all(x)), all=nn.Linear(3, 2)))
-    with pytest.raises(ValueError, match="a layer of the model is called 'all'"):
-        model.utilisation()

@@ -84,25 +84,3 @@ def test_widths_and_dropouts_follow_the_arguments():
     assert bits(one) == bits(MLP(64, hidden=(100,)))
     assert MLP(np.int64(64), hidden=np.int64(100), features=np.int32(8)).features == 8
     assert type(MLP(64, features=np.int64(8)).features) is int
-
-
-WIDTH = "must be an int of at least 1, got"
-REFUSED = [
-    ({"in_features": 0}, ValueError, WIDTH),
-    ({"hidden": 0}, ValueError, f"a width in hidden {WIDTH} 0"),
-    ({"hidden": None}, ValueError, f"a width in hidden {WIDTH} None"),
-    ({"hidden": (10, 5.0)}, ValueError, f"a width in hidden {WIDTH} 5.0"),
-    ({"features": True}, ValueError, f"features {WIDTH} True"),
-    ({"dropout": 1.0}, ValueError, "dropout"),
-    ({"dropout": (0.2, -0.1)}, ValueError, "dropout"),
-    ({"norm": "group"}, ValueError, "norm must be one of 'none', 'batch', 'layer', got 'group'"),
-    ({"activation": "relu"}, TypeError, "activation must be a class of modules .* got 'relu'"),
-    ({"activation": nn.ReLU()}, TypeError, r"activation must be .*nn.Tanh.* got ReLU\(\)"),
-    ({"activation": lambda: torch.relu}, TypeError, "not a Module subclass"),
-]
-
-
-@pytest.mark.parametrize(("options", "error", "message"), REFUSED)
-def test_a_wrong_option_is_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        MLP(**{"in_features": 64, **options})

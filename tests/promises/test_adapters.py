@@ -131,11 +131,6 @@ def test_a_norm_without_gradients_after_gates_uses_open_units_and_learns_nothing
 # Refusals ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_network_without_trainable_parameters_is_refused():
-    with pytest.raises(ModelError, match=r"where only heads learn, MultiHeadModel\(backbone\)"):
-        MaskedModel(RankNet().requires_grad_(False), input_shape=(1, 8, 8))
-
-
 def test_a_parameter_that_gets_gradients_later_is_refused_before_anything_changed(made):
     model = copy.deepcopy(made("by hand")[0]).train()
     strategy = learn(make(HAT, model=model, optimizer="adam"), DIGITS.train_stream[:1])

@@ -46,20 +46,16 @@ OPTIONS = {"train_mb_size": 10, "train_epochs": 1}
 mlp = partial(MLP, 64, hidden=(12,), features=8)
 
 
-def ours(kind, *, net=mlp, **options):
-    def made():
-        return make(kind, net=net, **OPTIONS, **options)
-
-    return made
+def ours(kind, **options):
+    return partial(make, kind, **{"net": mlp, **OPTIONS, **options})
 
 
-def stock(kind, *, wrap=MultiHeadModel, masks=list, plugins=list, **options):
-    def made():
-        given = [SeedingPlugin(0), *masks(), TrajectoryPlugin(), UnlearningPlugin(), *plugins()]
-        of_all = {"net": mlp, "optimizer": "momentum", "criterion": nn.CrossEntropyLoss(), "evaluator": quiet()}
-        return make(kind, wrap=wrap, plugins=given, **of_all, **OPTIONS, **options)
+def stock(kind, *, masks=list, plugins=list, **options):
+    def given():
+        return [SeedingPlugin(0), *masks(), TrajectoryPlugin(), UnlearningPlugin(), *plugins()]
 
-    return made
+    of_all = {"wrap": MultiHeadModel, "optimizer": "momentum", "criterion": nn.CrossEntropyLoss(), "evaluator": quiet}
+    return ours(kind, plugins=given, **{**of_all, **options})
 
 
 KINDS = {

@@ -19,7 +19,6 @@ from support.strategies import (
     brief,
     learn,
     make,
-    mlp,
     quiet,
     ranpac,
     stock,
@@ -39,7 +38,6 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT, load_state, save_state
@@ -213,11 +211,8 @@ def saved(tmp_path_factory):
     return strategy.save(tmp_path_factory.mktemp("saved") / "state")
 
 
-def of_two_groups():
-    model = MaskedModel(mlp())
-    parameters = list(model.parameters())
-    groups = [{"params": parameters[:1]}, {"params": parameters[1:]}]
-    return AmnesiacHAT(model=model, optimizer=torch.optim.Adam(groups, lr=1e-2), **SHORT)
+def of_two_groups(parameters):
+    return torch.optim.Adam([{"params": [next(parameters)]}, {"params": [*parameters]}], lr=1e-2)
 
 
 REFUSED = [
@@ -229,7 +224,7 @@ REFUSED = [
     (ours(AmnesiacHAT, net=ConvNet), "another model"),
     (ours(HAT), "state of a .*AmnesiacHAT, not of a .*HAT"),
     (ours(AmnesiacHAT, hidden=(20,)), "has shape .24"),
-    (of_two_groups, "1 parameter groups, and this one has 2"),
+    (ours(AmnesiacHAT, optimizer=of_two_groups), "1 parameter groups, and this one has 2"),
 ]
 
 

@@ -43,7 +43,7 @@ class StubbornSGD(torch.optim.SGD):
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.data.mul_(0.99)
+                parameter.data.mul_(0.99).add_(1e-3)
         return super().step(closure)
 
 

@@ -13,7 +13,7 @@ from avalanche_amnesia.models import MLP, MultiHeadModel
 from support.strategies import stock
 
 
-class OneHead(nn.Module):
+class OneHead(nn.Module, BaseModel):
     """A backbone with one head that all tasks share, as DER and LFL want it."""
 
     def __init__(self) -> None:
@@ -23,6 +23,9 @@ class OneHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.backbone(x))
+
+    def get_features(self, x: Tensor) -> Tensor:
+        return self.backbone(x)
 
 
 class AvalancheNet(MultiTaskModule):
@@ -37,11 +40,6 @@ class AvalancheNet(MultiTaskModule):
         return self.classifier(self.backbone(x), task_labels)
 
 
-class WithFeatures(OneHead, BaseModel):
-    def get_features(self, x: Tensor) -> Tensor:
-        return self.backbone(x)
-
-
 def heads() -> nn.Module:
     return MultiHeadModel(MLP(64, hidden=(24,), features=16))
 
@@ -52,7 +50,7 @@ HOSTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "mas": (MAS, heads, {"lambda_reg": 1.0, "alpha": 0.5}),
     "si": (SynapticIntelligence, OneHead, {"si_lambda": 1.0}),
     "lwf": (LwF, heads, {"alpha": 1.0, "temperature": 2.0}),
-    "lfl": (LFL, WithFeatures, {"lambda_e": 1.0}),
+    "lfl": (LFL, OneHead, {"lambda_e": 1.0}),
     "replay": (Replay, heads, {"mem_size": 30}),
     "gem": (GEM, heads, {"patterns_per_exp": 20, "memory_strength": 0.5}),
     "agem": (AGEM, heads, {"patterns_per_exp": 20, "sample_size": 20}),

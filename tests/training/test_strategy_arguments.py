@@ -2,12 +2,15 @@
 
 import inspect
 import math
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
 from avalanche.training import Naive
+from avalanche.training.plugins import GDumbPlugin
 from support import tiny
+from support.small_networks import Net
 from support.small_runs import make, masked_mlp, permuted, split
 from support.strategies import amnesiac, learn, quiet
 from support.strategy_state import same_state, state, values
@@ -25,9 +28,11 @@ from avalanche_amnesia.training import (
     AdaHATRule,
     AdjustmentRule,
     AmnesiacHAT,
+    AveragedWeights,
     ConstantRule,
     DisjointSubnets,
     HardAttention,
+    RandomFeatures,
     RandomRule,
     ScoredWeights,
     TaskStrategy,
@@ -83,7 +88,7 @@ def transformed(function):
 
 
 REFUSED = [
-    (lambda: hat(lambda model: Adam), r"must be a torch optimizer, got the class Adam: Adam\(model"),
+    (lambda: hat(lambda model: Adam), r"must be an object of Optimizer, got the class Adam: Adam\(model"),
     (lambda: hat(lambda model: LBFGS(model.parameters())), "LBFGS .* through a closure .* take a first-order"),
     (lambda: hat(lambda model: OldAdagrad(model.parameters())), "Adagrad of torch .* take a newer torch"),
     (lambda: hat(lambda model: SparseAdam(model.parameters())), "takes sparse gradients alone"),
@@ -143,6 +148,16 @@ REFUSED = [
     (lambda: MaskedModel(NET, input_shape="8"), r"input_shape must be a tuple of sizes.*got '8'"),
     (lambda: MaskedModel(NET, input_shape=(-1,)), "a size in input_shape must be an int of at least"),
     (lambda: MaskedModel(NET, frozen="first"), r"frozen must be a list of names.*\['layer'\], got 'first'"),
+    (lambda: MaskedModel(NET, example="tokens"), "example must be a batch.*got str"),
+    (lambda: MaskedModel(NET, example=(X, None)), "tuple with a NoneType"),
+    (lambda: MaskedModel(NET, example=(X, X[:1])), "the same number"),
+    (lambda: MaskedModel(NET, example=(X[:0], X[:0])), "at least one, got"),
+    (lambda: MaskedModel(NET, example=X, input_shape=(8,)), "not both"),
+    (lambda: MaskedModel(NET, frozen=["7"]), "no module or parameter '7'; it has"),
+    (lambda: MaskedModel(NET, task_owned=["first.weights"]), "no module or parameter 'first.weights'"),
+    (lambda: MaskedModel(NET, classifier="fc"), "no module or parameter 'fc'"),
+    (lambda: MaskedModel(NET, classifier=["first", "head"]), "has no module or parameter 'head'.*'first'"),
+    (lambda: MaskedModel(NET, norm="shared"), "norm must be one of 'task', 'batch', got 'shared'"),
     (lambda: MaskedModel(tiny.Net().to("meta")), "on the device 'meta', without values"),
     (lambda: AdaHATRule(alpha="x"), "alpha must be above 0, got 'x'"),
     (lambda: tiny.strategy(device="gpu"), "device must be one of torch's, such as 'cpu'.* got 'gpu'"),
@@ -157,6 +172,24 @@ REFUSED = [
     (lambda: with_unlearning(tiny.tasks(), 3), r"3 are no requests; give a mapping \{position: tasks\}"),
     (lambda: Pools.planned(None), "Pools.planned takes the benchmark.* got None"),
     (lambda: tiny.strategy().save(None), "path must be the path of a directory.*, got None"),
+    (lambda: TrajectoryPlugin(dtype="int8"), r"dtype must be one of torch.float32.*torch.int8.*got 'int8'"),
+    (lambda: AveragedWeights(0), r"last must lie in \(0, 1\], got 0"),
+    (lambda: RandomFeatures(0), "width must be an int of at least 1, got 0"),
+    (lambda: tiny.strategy(plugins=[GDumbPlugin()]), "use Avalanche's GDumb strategy"),
+    (lambda: type("Other", (AdaHATRule,), {}, name="adahat"), "'adahat' is there already, AdaHATRule"),
+    (lambda: MaskedModel(nn.Sequential(OrderedDict(all=nn.Linear(8, 6)))).utilisation(), "is called 'all'"),
+    (lambda: MaskedModel(tiny.Net().requires_grad_(False)), r"where only heads learn, MultiHeadModel\(backbone\)"),
+    (lambda: DisjointModel(Net(None, kept=(n for n in range(3))), 2), "Net can't be copied"),
+    (lambda: MLP(0), "in_features must be an int of at least 1, got 0"),
+    (lambda: MLP(64, hidden=None), "a width in hidden must be an int of at least 1, got None"),
+    (lambda: MLP(64, hidden=(10, 5.0)), "a width in hidden must be an int of at least 1, got 5.0"),
+    (lambda: MLP(64, features=True), "features must be an int of at least 1, got True"),
+    (lambda: MLP(64, dropout=(1.0, 0.2)), "dropout must lie in"),
+    (lambda: MLP(64, dropout=-0.1), "dropout must lie in"),
+    (lambda: MLP(64, norm="group"), "norm must be one of 'none', 'batch', 'layer', got 'group'"),
+    (lambda: MLP(64, activation="relu"), "activation must be a class of modules .* got 'relu'"),
+    (lambda: MLP(64, activation=nn.ReLU()), r"activation must be .*nn.Tanh.* got ReLU\(\)"),
+    (lambda: MLP(64, activation=lambda: torch.relu), "not a Module subclass"),
 ]
 
 

@@ -215,16 +215,10 @@ def test_only_locked_tasks_keep_the_bits_of_their_logits(kind, locked):
     assert drifted == {0, 1, 2} - set(locked)
 
 
-def small_mlp() -> MaskedModel:
-    torch.manual_seed(0)
-    return MaskedModel(MLP(64, hidden=(12,), features=10))
-
-
 @pytest.mark.parametrize("locked", [{0, 2}, set(), None])
 def test_importance_and_capacity_count_only_locked_tasks(locked):
-    strategy = learn(
-        make(AdaHAT, model=small_mlp(), adjustment=AdaHATRule(locked=locked)), permuted(4).train_stream[:3]
-    )
+    net = partial(MLP, 64, hidden=(12,), features=10)
+    strategy = learn(make(AdaHAT, net=net, adjustment=AdaHATRule(locked=locked)), permuted(4), 3)
     model = strategy.model
     counted = [task for task in range(3) if locked is None or task in locked]
     use = TaskUse(model, locked)

@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,6 +113,11 @@ def stepped(optimizer):
     optimizer.step()
 
 
+def followed(optimizer, parameters, known, *, fresh):
+    model = SimpleNamespace(named_parameters=parameters.items, begins_as=str)
+    follow_model(SimpleNamespace(optimizer=optimizer, model=model, optimized_param_id=known), fresh=fresh)
+
+
 def content(optimizer, names):
     held = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     return held, {names[id(p)]: sorted(state) for p, state in optimizer.state.items()}
@@ -137,7 +143,7 @@ def test_one_pass_equals_the_update_of_avalanche(seed, fresh):
         alive += parameters.values()  # an id is unique only while its object lives
         names |= {id(p): f"{name} of step {step}" for name, p in parameters.items() if id(p) not in names}
         update_optimizer(theirs, parameters, known, reset_state=fresh, remove_params=True)
-        follow_model(ours, parameters, known, fresh=fresh)
+        followed(ours, parameters, known, fresh=fresh)
         known = parameters
         assert content(ours, names) == content(theirs, names)
         for optimizer in (ours, theirs):
@@ -149,9 +155,9 @@ def test_other_parameters_stay_and_new_heads_join_the_first_group():
     optimizer = SGD([{"params": [weight]}, {"params": [foreign, bias]}], lr=0.1, momentum=0.9)
     known = {"weight": weight, "bias": bias}
     with_first = {**known, "heads.0": first}
-    follow_model(optimizer, with_first, known, fresh=False)
+    followed(optimizer, with_first, known, fresh=False)
     stepped(optimizer)
-    follow_model(optimizer, {**known, "heads.1": second}, with_first, fresh=False)
+    followed(optimizer, {**known, "heads.1": second}, with_first, fresh=False)
     held = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
     assert held == [[id(weight), id(second)], [id(foreign), id(bias)]]
     assert {id(p) for p, state in optimizer.state.items() if state} == {id(weight), id(foreign), id(bias)}

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.trajectory_oracle import assert_same, recorded, states
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.sparse import (
     SparseValues,
@@ -119,13 +118,6 @@ def test_lower_precision_takes_fewer_bytes():
         sizes.append(store.report()[0]["bytes_per_parameter"])
         assert sizes[-1] == store.nbytes() / 10_000
     assert 3.5 > sizes[0] > sizes[1] + 0.5 > sizes[2] + 1.4
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, "int8"])
-def test_another_dtype_is_refused(dtype):
-    for make in (Trajectory, TrajectoryPlugin):
-        with pytest.raises(ValueError, match=r"dtype must be one of torch.float32.*torch.int8.*got"):
-            make(dtype=dtype)
 
 
 # Entries --------------------------------------------------------------------------------------------------------

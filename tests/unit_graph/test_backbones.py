@@ -74,26 +74,6 @@ def test_batches_may_have_any_form_and_size(name):
     assert pickle.loads(pickle.dumps(model)).masked_features(x, torch.ones(model.n_units)).shape == (7, 4)
 
 
-REFUSED = [
-    ({"example": "tokens"}, TypeError, "example must be a batch.*got str"),
-    ({"example": (LEFT, None)}, TypeError, "tuple with a NoneType"),
-    ({"example": (LEFT, RIGHT[:1])}, ValueError, "the same number"),
-    ({"example": (LEFT[:0], RIGHT[:0])}, ValueError, "at least one, got"),
-    ({"example": LEFT, "input_shape": (6,)}, ValueError, "not both"),
-    ({"frozen": ["7"]}, ValueError, "no module or parameter '7'; it has"),
-    ({"task_owned": ["0.weights"]}, ValueError, "no module or parameter '0.weights'"),
-    ({"classifier": "fc"}, ValueError, "no module or parameter 'fc'"),
-    ({"norm": "shared"}, ValueError, "norm must be one of 'task', 'batch', got 'shared'"),
-    ({"classifier": ["b", "head"]}, ValueError, "has no module or parameter 'head'.*'b'"),
-]
-
-
-@pytest.mark.parametrize(("options", "error", "message"), REFUSED)
-def test_wrong_options_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        MaskedModel(two_tensors(), **options)
-
-
 def test_an_example_of_one_sample_does_not_fix_the_batch_size():
     model = MaskedModel(two_tensors(), example=(LEFT[:1], RIGHT[:1])).eval()
     assert model.masked_features((LEFT, RIGHT), torch.ones(model.n_units)).shape == (2, 4)

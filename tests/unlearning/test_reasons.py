@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia import DisjointSubnets, ModelError, UnlearningRequest, with_unlearning
 from avalanche_amnesia.optimizers import traits_of
-from avalanche_amnesia.training import AdaHATRule, AdjustmentRule
+from avalanche_amnesia.training import AdjustmentRule
 from avalanche_amnesia.unlearning.claims import TamperedError
 
 pools = partial(make, DisjointSubnets, train_epochs=1)
@@ -225,13 +225,6 @@ def test_a_claim_rests_on_an_adjustment_rule_of_the_user():
     strategy = trained([0, 1], adjustment=Keeps(), train_epochs=1)
     (part,) = strategy.unlearn([1]).rests_on
     assert part.endswith("Keeps in HATPlugin")
-
-
-def test_a_name_of_a_rule_is_not_taken_twice():
-    with pytest.raises(ValueError, match="'adahat' is there already, AdaHATRule"):
-
-        class Other(AdaHATRule, name="adahat"):
-            pass
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,7 @@ class CLPUPlugin(MemoryPlugin):
                 model.backbone.load_state_dict(model.network(task).state_dict())
                 model.drop_network(task)
             # Remove the side network's parameters from the optimizer.
-            known, parameters = strategy.optimized_param_id or {}, dict(model.named_parameters())
-            follow_model(strategy.optimizer, parameters, known, fresh=False)
-            strategy.optimized_param_id = parameters
+            follow_model(strategy, fresh=False)
 
     def _distil(self, model: SideNetworks, task: int) -> None:
         """Train the main network on the stored samples and logits of all its tasks."""

@@ -294,7 +294,7 @@ def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], ch
     It may run between the end of one experience's training and the start of the next.
     """
     host: Any = strategy
-    model, optimizer, clock = strategy.model, strategy.optimizer, strategy.clock
+    model, clock = strategy.model, strategy.clock
     plugins = [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, PeriodicEval))]
     attributes, counts, mode = dict(vars(strategy)), dict(vars(clock)), model.training
     change.call(Snapshot(strategy, complete=True).restore)
@@ -306,8 +306,7 @@ def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], ch
         host._train_exp(experience, [], **options)
         host._after_training_exp(**options)
     model.zero_grad()
-    parameters = dict(model.named_parameters())
-    follow_model(optimizer, parameters, strategy.optimized_param_id or {}, fresh=True)
-    set_attributes(strategy, attributes | {"optimized_param_id": parameters})
+    follow_model(strategy, fresh=True)
+    set_attributes(strategy, attributes | {"optimized_param_id": strategy.optimized_param_id})
     vars(clock).update(counts)
     model.train(mode)

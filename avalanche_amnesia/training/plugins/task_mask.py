@@ -72,9 +72,7 @@ class TaskEndPlugin(Plugin):
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the training: remove finished tasks' parameters from the optimizer, and emit the collected warnings."""
-        parameters = dict(strategy.model.named_parameters())
-        follow_model(strategy.optimizer, parameters, strategy.optimized_param_id or {}, fresh=False)
-        strategy.optimized_param_id = parameters
+        follow_model(strategy, fresh=False)
         self.unsure = None
         self.warn()
 
