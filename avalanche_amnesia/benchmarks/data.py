@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from avalanche.benchmarks import OnlineCLExperience
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from avalanche_amnesia.bits import tensor_hash
@@ -214,16 +214,16 @@ def difference_of_data(ours: Any, theirs: Any) -> str | None:
         return f"{other} training samples in the run, and {n} there"
     if labels_fingerprint(ours) != labels_fingerprint(theirs):
         return "the labels of its training data differ"
-    if tensor_hash(few_samples(ours)) != tensor_hash(few_samples(theirs)):
+    if [*map(tensor_hash, few_samples(ours))] != [*map(tensor_hash, few_samples(theirs))]:
         return "the samples of its training data differ"
     return None
 
 
-def few_samples(experience: Any) -> Tensor:
-    """Return the inputs of a few samples of an experience, evenly spread, with evaluation transforms."""
+def few_samples(experience: Any) -> list[Tensor]:
+    """Return the tensors of a few inputs of an experience, evenly spread, with evaluation transforms."""
     with preserved_rng():
         seed_all(0)
-        return some_task_data(experience, _COMPARED)[0]
+        return tree_leaves(some_task_data(experience, _COMPARED)[0])
 
 
 def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:

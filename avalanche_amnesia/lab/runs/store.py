@@ -440,7 +440,7 @@ def _facts_of_data(strategy: Strategy, experience: Any, options: Mapping[str, An
     stream = getattr(experience, "origin_stream", None) or [experience]
     facts = [
         labels_fingerprint(experience),
-        tensor_hash(few_samples(experience) if found is None else found[0]),
+        [*map(tensor_hash, few_samples(experience) if found is None else found[:1])],
         script_code([experience.dataset]),
         repr(tuple(getattr(experience, "requests", ()))),
         repr(getattr(experience, "left_out", ())),

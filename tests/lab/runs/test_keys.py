@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from torchvision.transforms import RandomErasing
 
 from avalanche_amnesia import WSN, AmnesiacHAT
-from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.contrib.baselines import CLPUDERpp
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.lab.runs import RunStore
@@ -267,6 +267,9 @@ def items(x=X):
     return Items(zip(x, Y.tolist(), strict=True), Y.tolist())
 
 
+PAIRS = Items([{"a": x, "b": x, "label": y} for x, y in items()], Y.tolist())
+
+
 def of(train_transform=None, x=X, collate=None):
     data, same = items(x), lambda x: x
     benchmark = nc_benchmark(data, items(), 1, True, seed=0, train_transform=train_transform, eval_transform=same)
@@ -306,6 +309,7 @@ DATA = {
     "transform that changes earlier": lambda: of(LaterLouder(5_000)),
     "order": lambda: of(x=X.flip(0)),
     "collate function": lambda: of(collate=brighter),
+    "inputs of two names": lambda: task_benchmark(PAIRS, PAIRS, [[0, 1]]).train_stream[0],
     "plain": of,
 }
 
