@@ -75,9 +75,9 @@ def model_hashes(model: nn.Module) -> dict[str, str]:
 
 
 def _sums(tensor: Tensor) -> bytes:
-    """Return a digest of a tensor's dtype, shape and 1,021 sums of its bits, as 64-bit words in rows of this length.
+    """Return a digest of a tensor's dtype, shape and 1,021 sums of its bits, read as 64-bit words in 1,021 columns.
 
-    They differ after every change of one word. The length is a prime, so that regular changes do not cancel.
+    The sums differ after every change of one word. 1,021 is a prime, so that regular changes do not cancel.
     """
     held, made = _flat_bytes(tensor), blake3(_heading(tensor.dtype, tensor.shape))
     rows = len(held) // (8 * 1021) - 1 | 1  # odd: flips of the highest bit of all words would cancel in pairs

@@ -26,7 +26,7 @@ def rank() -> int:
 
 @contextmanager
 def _in_words() -> Iterator[None]:
-    """Raise a failed communication as a ProcessError."""
+    """Convert an error of communication in the block to a ProcessError that explains it."""
     try:
         yield
     except RuntimeError as error:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 class Plugin(SupervisedPlugin):
-    """Base class of this package's plugins, of which Avalanche does not warn in a process group."""
+    """Base class of this package's plugins: Avalanche does not warn of them when several processes train together."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(supports_distributed=True, **kwargs)

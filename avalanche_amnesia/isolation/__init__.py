@@ -1,4 +1,4 @@
-"""Weight pools: each task trains only the weights in its slot, so that it can be unlearned exactly."""
+"""Weight pools: each task trains only its own part of the weights, so that it can be unlearned exactly."""
 
 import lazy_loader
 

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class CapacityError(ValueError):
-    """Error for a task that has no slot, or whose slot another task occupies; it is raised before any change."""
+    """Error for a task without a slot (part of the weights), or with an occupied one; raised before any change."""
 
 
 class CapacityWarning(RuntimeWarning):
-    """Warning that another task will occupy the slot of a later task when the later task's training begins."""
+    """Warning that a task still to come will find its slot (part of the weights) occupied by another task."""
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Slots of weights for the tasks of :class:`~avalanche_amnesia.training.DisjointSubnets`, for exact unlearning.
+    """Slots (parts of the weights) that tasks of :class:`~avalanche_amnesia.training.DisjointSubnets` train.
 
     A random partition splits the weights of every layer into one share per slot. A task trains its own slot's share. It
     also uses the shares of tasks that the stream declares permanent, and of tasks past their deadline. It does not use
@@ -123,7 +123,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """Slots of all tasks of a stream, trained or not, and the rule for using the weights of earlier tasks."""
+    """Slots (parts of the weights) of all tasks of a stream, and the rule for using the weights of earlier tasks."""
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]

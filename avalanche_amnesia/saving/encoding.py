@@ -17,13 +17,13 @@ from avalanche_amnesia.saving.values import StateError
 
 @dataclass(frozen=True)
 class Apart:
-    """Mark for a value of a state: store it in a separate file, which states share while the value does not change."""
+    """Wrapper of a value that a state stores in a separate file, shared by states while the value does not change."""
 
     value: Any  # contains no further ``Apart``
 
 
 def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
-    """Return a state as JSON values and parts with its tensors (not copies).
+    """Return a state as JSON values, and as one part for each file, with its tensors (not copies).
 
     A value that JSON lacks becomes an object with one key that begins with ``$``: ``{"$tuple": […]}``. Other objects
     are not encoded, and decoding calls no function that a state names. An error lists the paths of unsupported values.

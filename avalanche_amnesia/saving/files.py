@@ -228,7 +228,7 @@ def read_state(path: Path, blobs: Path | None = None, check: Check | None = None
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the body of the state in a directory, and path in the state → file name of its part."""
+    """Return the body of the state in a directory, and a dict: path in the state → name of the file with that part."""
     file = path / STATE
     if not file.is_file():
         raise StateError(

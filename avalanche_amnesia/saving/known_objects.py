@@ -37,7 +37,7 @@ def _is_known(kind: type) -> bool:
 
 
 def is_known_class(kind: type) -> bool:
-    """Return True if a class is Avalanche's, or derives from this package or from Avalanche's plugins and buffers."""
+    """Return True if a class is Avalanche's, or a base of it is defined in this package or ``avalanche.training``."""
     bases = any(base.__module__.startswith(("avalanche_amnesia.", "avalanche.training.")) for base in kind.__mro__)
     return bases or kind.__module__.startswith("avalanche.")
 

@@ -14,7 +14,7 @@ _SCALARS: dict[Any, Any] = {int: int, float: (int, float), str: str, bool: bool,
 
 
 def typed(kind: Any, value: Any, place: str = "") -> Any:
-    """Convert a JSON value to the type ``kind``, mappings to data classes; errors name ``place``.
+    """Convert a JSON value to the type ``kind``, mappings to data classes; errors name its path, ``place``.
 
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
     ``Annotated[int, 1]`` allows integers of at least 1. Classes that JSON has no values for allow any value.

@@ -35,7 +35,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 
 class _Draws:
-    """Random streams that all processes share, and this process's own, for its samples and its network."""
+    """Two sets of random streams: one that all processes share, and this process's own for its samples and network."""
 
     def __init__(self, seed: int) -> None:
         with seeding.preserved_rng():
@@ -44,7 +44,7 @@ class _Draws:
 
     @contextmanager
     def swapped(self, streams: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
-        """Draw from this process's streams within the block, and from the common ones in a block within it."""
+        """Draw from this process's own streams within the block; a nested block draws from the shared ones again."""
 
         def swap() -> None:
             here = streams()
@@ -58,7 +58,7 @@ class _Draws:
             swap()
 
     def each(self, things: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``things`` one by one; what they draw comes from the streams not in use now."""
+        """Yield ``things`` one by one; the two sets of streams are swapped while the iterator makes the next one."""
         with self.swapped():
             rest = iter(things)
         while True:
@@ -96,7 +96,7 @@ class PartOfBatches:
             yield batch
 
     def _place(self, n: int) -> slice:
-        """Return the place of this process's part among the ``n`` samples of a mini-batch, and store its size."""
+        """Return the slice of ``n`` samples that this process computes, and store how many of them count (all or 0)."""
         begin, end = (n * number // n_processes() for number in (rank(), rank() + 1))
         self._counts.append(end - begin)
         return slice(begin, end) if end > begin else slice(1)
@@ -125,7 +125,7 @@ class PartOfBatches:
 
 
 def read_all_samples(*loaders: Any) -> None:
-    """Let Avalanche's loaders read all samples; in a process group they would read other ones in each process."""
+    """Let Avalanche's loaders read all samples; in a process group each process would otherwise read only its share."""
     for loader in loaders:
         if isinstance(loader, MultiDatasetDataLoader) and loader.distributed_sampling:
             names = ("batch_sizes", "termination_dataset", "oversample_small_datasets", "never_ending")
@@ -200,7 +200,7 @@ def _norms_together(n: int, of_loss: float) -> Iterator[None]:
 
 
 class StepsTogether:
-    """Steps of a training that several processes take together; the strategy's SeedingPlugin calls it.
+    """Training steps that several processes take together; the strategy's SeedingPlugin calls the methods.
 
     Args:
         seed: with task, epoch and rank it seeds the draws of this process (dropout, augmentation).
@@ -212,7 +212,7 @@ class StepsTogether:
         self._step = ExitStack()
 
     def begin_epoch(self, strategy: Strategy) -> None:
-        """Cut the mini-batches of an epoch; before a task's first, check that all processes have the same task."""
+        """Divide an epoch's mini-batches; before a task's first epoch, check that all processes have equal tasks."""
         task, epoch = labels_of(strategy.experience), strategy.clock.train_exp_epochs
         read_all_samples(strategy.dataloader)
         if epoch == 0:
@@ -270,7 +270,7 @@ class StepsTogether:
 
     @torch.no_grad()
     def gather(self, strategy: Strategy) -> None:
-        """Replace outputs, labels and task labels by those of all processes, for metrics; inputs stay this part's."""
+        """For metrics, replace outputs, labels and task labels (not inputs) by those of all processes."""
         if strategy.clock.train_exp_iterations == 0:
             agree(_model_facts(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
         logits, n = strategy.mb_output, _counted(strategy)
@@ -286,12 +286,12 @@ class StepsTogether:
 
 
 def _counted(strategy: Strategy) -> int:
-    """Return the number of this process's samples in the current mini-batch that count."""
+    """Return the number of this process's samples in the mini-batch; 0 if its one sample is a placeholder."""
     return len(strategy.mb_y) if strategy.dataloader.samples else 0
 
 
 def _weight(strategy: Strategy) -> float:
-    """Return the weight of this part's loss: its number of samples, or the sum of their class weights."""
+    """Return the weight of this process's loss: its number of samples, or the sum of their class weights."""
     n, criterion, y = _counted(strategy), strategy._criterion, strategy.mb_y
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion.weight is None or y.is_floating_point():
         return n
@@ -299,7 +299,7 @@ def _weight(strategy: Strategy) -> float:
 
 
 def _check(strategy: Strategy) -> None:
-    """Raise TaskError for a loss that is no mean over all samples, or a norm with statistics of a process's own."""
+    """Raise TaskError for a loss that is no mean over all samples, or norms that several processes can't compute."""
     loss, model = strategy._criterion, strategy.model
     weight = getattr(loss, "weight", None)
     ignores = getattr(loss, "ignore_index", -1) >= 0 or (weight is not None and not bool((weight > 0).all()))
@@ -324,7 +324,7 @@ def _check(strategy: Strategy) -> None:
 
 
 def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return each tensor with a gradient in any process, or its id in ``known``, and the entries to send; None: all."""
+    """Return (tensor, index of entries to send; None: all) for tensors ``known`` or with a gradient in any process."""
     mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
     places = {i for of_one in of_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}
@@ -335,7 +335,7 @@ def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list
 
 
 def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
-    """Return what all processes must agree on before a task's first step."""
+    """Return name → value of the settings, data and tensors that must be equal in all processes before a task."""
     experience, loader = strategy.experience, strategy.dataloader
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
     settings = [

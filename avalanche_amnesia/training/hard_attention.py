@@ -107,7 +107,7 @@ class HardAttention:
         object.__setattr__(self, "statistics_batches", whole)
 
     def shares(self, to_come: int | None) -> tuple[float, float]:
-        """Return which share of each layer's free units, and of its units in use, a task takes under its budget."""
+        """Return the share of a layer's free units, and the largest share of its units in use, that a task takes."""
         # ``to_come``: number of tasks in the stream still to be trained, this one included; None: unknown.
         reused = HALF if self.reuse is None else self.reuse
         if self.budget == "even":

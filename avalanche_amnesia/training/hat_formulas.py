@@ -59,7 +59,7 @@ def initial_embedding(
 
 
 class SparsityRegulariser:
-    """Regulariser ``λ·R``: ``R`` is the share of the free units in the mask; only the mask changes within a task."""
+    """Sparsity regulariser ``λ·R``; in mode ``original``, ``R`` is the share of the free units that the mask opens."""
 
     def __init__(self, weight: float, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: float) -> None:
         self.weight, self.mode, self.quota = weight, mode, 1 / n_tasks

@@ -59,7 +59,7 @@ ALL = slice(None)
 
 
 def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
-    """Return True if samples are rows for the network: two axes, or images if it has no convolution."""
+    """Return True if ``x`` is a batch of vectors, or of images for a network without convolutions."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
@@ -87,7 +87,7 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
 
 
 class CounterfactualFeatures:
-    """Computes features of a task's samples ``x`` with a model in evaluation mode, without units that its mask closes.
+    """Computes features of a task's samples ``x`` in evaluation mode, without the units that the task's mask closes.
 
     Running statistics of its norms are computed from ``seen``, mini-batches of more than one sample.
     """

@@ -48,7 +48,7 @@ def running_norms(parts: nn.Module | None) -> list[Any]:
 
 
 def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
-    """Set each norm's running statistics to their plain average over ``batches``, with binary mask, without dropout."""
+    """Set each norm's running statistics to their plain average over ``batches``; ``run(batch)`` calls the network."""
     # Only the norms train: all else stays in evaluation mode, so that they see the inputs of testing. All of
     # them in one pass: a norm in training normalises by its batch, so later norms read no stale statistic.
     momenta = [norm.momentum for norm in norms]
@@ -63,5 +63,5 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
 
 
 def _average_plainly(calls: Iterator[int], norm: Any, inputs: Any) -> None:
-    """Set momentum 1/n at a norm's n-th call (a plain average; the first drops the old one)."""
+    """Set a norm's momentum to 1/n before its n-th call: a plain average, in which the old statistics do not count."""
     norm.momentum = 1 / next(calls)

@@ -1,4 +1,4 @@
-"""HAT and AdaHAT: hard attention to the task."""
+"""HAT and AdaHAT: strategies that learn a binary mask over units for each task."""
 
 from typing import Unpack
 
@@ -12,7 +12,7 @@ from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 
 
 class HAT(TaskStrategy):
-    """Strategy of hard attention (HAT): a task learns a binary mask over units; earlier masks' parameters are frozen.
+    """Strategy of hard attention (HAT): a task learns a mask over units; parameters that earlier tasks use are frozen.
 
     Mask of a layer: ``a_l = σ(s · e_l)``; the update of weight ``ij`` is multiplied by
     ``1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t})``, where ``a^{<t}`` is the cumulative mask of the earlier tasks that remain.
@@ -52,7 +52,7 @@ class HATOptions(StrategyOptions, total=False):
 
 
 class AdaHAT(HAT):
-    """HAT strategy that lets later tasks change used parameters: the less, the more tasks use them.
+    """HAT strategy that lets later tasks change parameters of earlier tasks: the less, the more tasks use them.
 
     The update of a parameter is multiplied by ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)``: ``importance``
     counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.

@@ -63,7 +63,7 @@ class WSN(TaskStrategy):
 
 
 class DisjointSubnets(TaskStrategy):
-    """Strategy that trains each task on a part of the weights that no other task reads: unlearning is exact.
+    """Strategy that trains each task on its own share of the weights, so that unlearning a task is exact.
 
     A fixed random partition cuts every layer's weights into as many shares as there are slots. After an unlearning
     the model equals, bit for bit, one that never saw the unlearned tasks. Their shares are free for next tasks.

@@ -201,4 +201,4 @@ def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> s
 
 
 class MaskWarning(RuntimeWarning):
-    """Warning that a task was not trained, or its head could not be fitted; each text is given once in a run."""
+    """Warning that a task was not trained, or its head could not be fitted; each kind is emitted once in a run."""

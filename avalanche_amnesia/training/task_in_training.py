@@ -19,7 +19,7 @@ from avalanche_amnesia.training.update_rules import Adjuster
 
 
 class TaskInTraining:
-    """State of a task from the check of its experience to its commit; the masking or recording plugin stores it.
+    """State of a task in training, from the check of its experience until its weights are final; a plugin stores it.
 
     Subclasses add attributes of a method; an attribute exists once the method has set it.
 

@@ -63,7 +63,7 @@ class StrategyOptions(TypedDict, total=False):
 
 
 class TaskPlugin(SupervisedPlugin):
-    """Plugin with Avalanche's events and those of an unlearning; a plugin may have these without this base class."""
+    """Optional base class of plugins, with Avalanche's events and those around an unlearning and after a load."""
 
     def before_unlearning(self, strategy: Strategy) -> Any:
         """Before an unlearning: called before the tasks are removed from the model."""
@@ -359,7 +359,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             raise
 
     def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
-        """Raise TaskError if ``fault`` is a text, a fault of the task in training, which :meth:`train` then undoes."""
+        """Raise TaskError with the text ``fault`` unless it is None; :meth:`train` then undoes the task in training."""
         if fault is not None:
             undone = " Its training was undone" if self.is_training else ""
             raise TaskError(f"task {single_task(self.experience)}: {fault}.{undone}") from cause

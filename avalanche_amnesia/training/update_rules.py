@@ -31,7 +31,7 @@ LayerOf = Callable[[str], int]
 
 
 class TaskUse:
-    """Entries that the remaining tasks use while a further task is trained; constant within that training."""
+    """Parameter entries that the remaining (or only the locked) tasks use; constant while a further task is trained."""
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
@@ -42,16 +42,16 @@ class TaskUse:
         self._model = model
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return parameter → 1.0 (entry in use) or 0.0: ``min`` (:attr:`covered`) or ``max`` of both ends' masks."""
+        """Return parameter → 1.0 (entry in use) or 0.0, the ``min`` or ``max`` of the masks of a weight's two units."""
         return self.covered if between == "min" else self._by_max[0]
 
     def importance_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return parameter → number of tasks: ``min`` (:attr:`importance`) or ``max`` of both ends' summative masks."""
+        """Return parameter → importance: ``min`` or ``max`` of the numbers of tasks that use a weight's two units."""
         return self.importance if between == "min" else self._by_max[1]
 
     @cached_property
     def importance(self) -> Mapping[str, Tensor]:
-        """Return parameter → number of tasks per entry, ``min`` of the summative masks; shaped as :attr:`covered`."""
+        """Return parameter → importance: ``min`` of the numbers of tasks that use a weight's input and output unit."""
         return dict(self._expanded(self._model.graph.parameter_use(*self._each)))  # stored: read in every step
 
     @cached_property
@@ -65,7 +65,7 @@ class TaskUse:
 
     @property
     def _each(self) -> list[Mapping[str, Tensor]]:
-        """Return the masks of the counted tasks, one per task, or the measured importances of their units."""
+        """Return the masks of the tasks that protect entries, one per task, or measured importances of their units."""
         model = self._model
         of_units = model.importance if isinstance(model, MaskedModel) else model.binary_mask
         masks = [model.by_layer(of_units(task)) for task in self._counted]
@@ -99,7 +99,7 @@ RULES: dict[str, type[AdjustmentRule]] = {}
 
 
 class AdjustmentRule:
-    """Base of adjustment rules, and HAT's rule (``hat``): freeze entries of the cumulative mask ``min(a_i, a_j)``.
+    """Base of adjustment rules, and HAT's own (``hat``): freeze weights whose input and output unit earlier tasks use.
 
     Args:
         between: how the masks of the units at both ends of a weight make one: ``min``, as published (it is in use if
@@ -172,7 +172,7 @@ class AdjustmentRule:
         return 1 / (1 - stored(self.checked_share(use, name, sparsity)))
 
     def capacity(self, use: TaskUse) -> float:
-        """Return the network's capacity: a next task's mean adjustment rate over all parameters, at ``κ = 0``."""
+        """Return the network's capacity: the mean unprotected share of a next task's updates, at ``κ = 0``."""
         shares = [self.expected_share(use, name) for name in use.covered]
         return 1 - sum(map(total, shares)) / sum(share.numel() for share in shares)
 
@@ -369,7 +369,7 @@ class Adjuster:
         return self._start if self.frozen else [torch.empty_like(value) for value in self._start]
 
     def _asked(self, method: Callable[[TaskUse, str, float | Tensor], Tensor], sparsity: LayerSparsity) -> list[Tensor]:
-        """Return the results of a method of the rule, one tensor for each of :attr:`names`."""
+        """Call a method of the rule for each parameter in :attr:`names`, and return the resulting tensors."""
         of_layers = [sparsity[self._layer_of(name)] if sparsity else 0.0 for name in self.names]
         return [method(self.use, name, kappa) for name, kappa in zip(self.names, of_layers, strict=True)]
 

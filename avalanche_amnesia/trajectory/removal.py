@@ -87,7 +87,7 @@ def replay(
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
 ) -> tuple[Tensor, Tensor]:
-    """Return one tensor's values without the removed writers, the keys of ``updates``; add their updates to it.
+    """Return a tensor's values without the removed writers (keys of ``updates``); store their updates in ``updates``.
 
     The remaining writers' new undo entries are stored in ``logs``. The second result marks the entries that keep the
     removed writers' values, because a remaining task uses them (``reading``: task → bool ``(n,)``).
@@ -174,7 +174,7 @@ class Moved:
 
     @cached_property
     def where(self) -> Tensor:
-        """Return a bool tensor of the tensor's shape, True at the entries."""
+        """Return a bool tensor of the tensor's shape, True at the changed entries."""
         where = torch.zeros(self.shape, dtype=torch.bool, device=self.index.device)
         where.view(-1)[self.index] = True
         return where
@@ -219,7 +219,7 @@ class Removal:
         return result
 
     def written(self) -> dict[str, Tensor]:
-        """Return tensor name → bool tensor of the entries that the removed writers had changed."""
+        """Return tensor name → bool tensor of the entries that the removed tasks and repairs had changed."""
         return united({name: update != 0 for name, update in of.items()} for of in self.updates.values())
 
 
@@ -232,7 +232,7 @@ def work_out(
     readers: Readers | None,
     revisions: Revisions | None,
 ) -> Removal:
-    """Compute the :class:`Removal` of some writers; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
+    """Return the :class:`Removal` of tasks and repairs; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
     revisions = {} if revisions is None else revisions
     order = list(recorded)
     first = min(map(order.index, gone), default=len(order))

@@ -31,7 +31,7 @@ KEPT = -128
 
 
 class _Chosen:
-    """Base class: a choice of a tensor's entries. All attributes that are tensors are saved."""
+    """Base class: some entries of a tensor, with data about them. All attributes that are tensors are saved."""
 
     chosen: Tensor
     """Positions as packed bits, or these compressed by zlib (:func:`pack`)."""
@@ -123,7 +123,7 @@ class SparseUpdates(_Chosen):
         return self.values.dtype
 
     def before(self, written: Tensor) -> Tensor:
-        """Return the values before the task, ``(k,)``: the values ``written`` minus the coded update, corrected."""
+        """Return the exact values before the task, ``(k,)``: ``written`` minus the coded update, plus a correction."""
         steps = self._steps
         old = (as_integers(self._subtracted(written)) + steps).view(self.dtype)
         old[steps == KEPT] = self.values

@@ -225,7 +225,7 @@ class Trajectory:
         return work_out(tasks, set(self.writers(tasks)), self.logs, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all values before a task's training.
+        """Return tensor name → values before a task's training.
 
         Args:
             task: a recorded task.

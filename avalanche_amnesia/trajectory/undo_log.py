@@ -16,7 +16,7 @@ from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, Sp
 
 @dataclass(frozen=True)
 class AddedError:
-    """Rounding error of committed against trained entries: number of unequal entries, maximum, sum of squares."""
+    """Rounding error of weights stored in a lower precision: number of changed entries, maximum, sum of squares."""
 
     entries: int = 0
     largest: float = 0.0
@@ -24,7 +24,7 @@ class AddedError:
 
     @classmethod
     def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
-        """Return the error of ``committed`` against ``trained``, of the same shape, computed in float64."""
+        """Return the rounding error of the values ``committed`` to the model against those ``trained``, in float64."""
         differ = ~same_bits(committed, trained)
         difference = committed[differ].double() - trained[differ].double()
         if not len(difference):
@@ -76,7 +76,7 @@ class Log(dict[str, SparseEntries]):
 
 
 class Updates(Mapping[str, Tensor]):
-    """Mapping: tensor name → a writer's update ``Δ``, float64, computed at access as most removals never need it."""
+    """Mapping: tensor name → update ``Δ`` of a task or repair, float64, computed at access as few removals need it."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
@@ -87,7 +87,7 @@ class Updates(Mapping[str, Tensor]):
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:
-        """Return a bool tensor, True at the entries of tensor ``name`` that the writer changed."""
+        """Return a bool tensor, True at the entries of tensor ``name`` that the task or repair changed."""
         return self._parts[name][0].where
 
     def __getitem__(self, name: str) -> Tensor:

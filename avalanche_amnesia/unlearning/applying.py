@@ -140,7 +140,7 @@ def _record(
 
 
 def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transaction) -> str:
-    """Remove gradients, the unlearned tasks' parameters and optimizer state, because its moments mix all tasks."""
+    """Remove gradients, the unlearned tasks' parameters, and optimizer state that these tasks may have influenced."""
     # Moments of the current task stay if it could not see an unlearned task, except those of changed entries.
     own, removal = context.own_parameters, context.removal
     parameters, optimizer = context.parameters, context.strategy.optimizer
@@ -201,7 +201,7 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
 
 
 def _hold_own(context: UnlearningContext, change: Transaction) -> None:
-    """Copy heads and norms of unfinished tasks into the stored values before the task in training."""
+    """Copy heads and norms of tasks without a mask into the values stored before the task in training."""
     # The task in training restores these values at its end: without the copy, compensations and repairs would be lost.
     model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):

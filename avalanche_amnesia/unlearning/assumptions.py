@@ -142,7 +142,7 @@ _PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  
 
 
 def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
-    """Return the name of each function in a closed class or module that open code replaced, and the new one's name."""
+    """Return (name, replacement's name) of each function that user code replaced in a closed class or module."""
     values, (before, found) = [*vars(place).values()], _PLACES.get(place, ([], []))
     if len(values) == len(before) and all(map(is_, values, before)):
         return found
@@ -162,7 +162,7 @@ def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
 
 
 def _reporting(strategy: Strategy) -> list[Any]:
-    """Return plugins, metrics and loggers, and what is inside those of other packages."""
+    """Return plugins, metrics and loggers, and all objects inside those that other packages define."""
     evaluator = strategy.evaluator
     found = [*strategy.plugins, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())]
     others = [part for part in found if not is_of(type(part), "avalanche_amnesia")]
@@ -175,7 +175,7 @@ def _reporting(strategy: Strategy) -> list[Any]:
 
 @lru_cache(1)
 def _kernels(names: frozenset[str]) -> list[str]:
-    """Return operators of torch in ``names`` whose kernels open code has replaced; only private functions tell them."""
+    """Return the torch operators in ``names`` whose kernels user code has replaced; torch lists them only privately."""
     dump, found = getattr(torch._C, "_dispatch_dump", lambda operator: ""), []
     for name in [name for name in names if name.startswith("aten/") and not name.endswith("/Meta")]:  # only shapes
         _, operator, key = name.split("/")
@@ -207,7 +207,7 @@ def loaded(strategy: Strategy) -> None:
 
 
 def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
-    """Yield names of tensors and closed transforms in ``met`` that changed since the strategy first used them."""
+    """Yield names of tensors, data sets, closed transforms in ``met`` that changed since their first use here."""
     for each in (each for each in met if is_closed(type(each))):
         if isinstance(each, Tensor):
             each = each if each._base is None else each._base
@@ -229,7 +229,7 @@ def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
 
 
 def _replaced(thing: Any) -> Iterator[str]:
-    """Yield the names of open functions that replace methods of one object."""
+    """Yield the names of user functions that replace methods of one object."""
     for name, value in getattr(thing, "__dict__", {}).items():
         if _replaces(thing, name, value):
             yield from (f"{name} of {type(thing).__name__} ({part})" for part in open_in([value], {id(thing): thing}))
@@ -280,7 +280,7 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
 
 
 def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterator[str]:
-    """Yield the names of open functions and objects, and of generators, in ``roots`` and closed objects inside them.
+    """Yield names of open (user) functions and objects, and generators, in ``roots`` and closed objects inside them.
 
     All objects met are added to ``seen``, id → object; those already there are skipped.
     """
@@ -363,7 +363,7 @@ def attributes_of(strategy: Strategy) -> Attributes:
 
 
 def torch_settings() -> dict[str, str]:
-    """Return name → value, as text, of torch's settings that other bits may depend on."""
+    """Return name → value, as text, of torch's settings that can change the bits of a result."""
     values = {name: attrgetter(name)(torch) for name in _SETTINGS}
     return {name: str(value() if callable(value) else value) for name, value in values.items()}
 
@@ -404,7 +404,7 @@ def _read_by(kind: type) -> dict[str, Any]:
 
 
 def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (place, value) of attributes, bases, defaults, closure and globals of a class or callable."""
+    """Yield (path, value) of attributes, bases, defaults, closure and globals of a class or callable."""
     inner = ("__func__", "__self__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
     is_plain = isinstance(code, (type, FunctionType))
     held = vars(code) if is_plain else {name: getattr(code, name) for name in inner if hasattr(code, name)}
@@ -431,7 +431,7 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
 
 @lru_cache(None)
 def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
-    """Return the names of globals, and these together with names of attributes, in code and its nested functions."""
+    """Return names of globals, and names of globals and attributes together, in code and its nested functions."""
     instructions = dis.get_instructions(code)
     found = dict.fromkeys(each.argval for each in instructions if each.opname.endswith(("_GLOBAL", "_NAME")))
     names = dict.fromkeys(code.co_names)

@@ -133,7 +133,7 @@ class Claims:
             TRAINED_HERE.update(self.company)
 
     def abandon(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
-        """Restore the log ``before`` an aborted training, if it had begun; ``first``: it would have been the first."""
+        """Restore the log ``before`` of an aborted training (None: not begun); ``first``: no training was finished."""
         self.influences = frozenset()
         self._trainings = self._trainings if before is None else before
         self._first = None if first else self._first
@@ -190,7 +190,7 @@ class Claims:
     # Reasons and claim ----------------------------------------------------------------------------------------
 
     def tampered(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
-        """Return the names of tensors that changed, or appeared, since the last training or unlearning."""
+        """Return the names of tensors that changed, appeared or vanished since the last training or unlearning."""
         left = {} if in_training or self._hashes is None else self._hashes
         names = {*left, *hashes} if left else ()
         return self.changed | {name for name in names if hashes.get(name) != left.get(name)}
@@ -245,7 +245,7 @@ class Claims:
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
     def decided_beside(self, context: UnlearningContext, first: Circumstances) -> dict[str, Any]:
-        """Return :meth:`decided`, with the plan's reasons, for a task that is retrained without some samples.
+        """Return the claim's fields as :meth:`decided` does, for a task retrained without some samples.
 
         ``first`` are the settings of the task's first training.
         """
@@ -285,7 +285,7 @@ class Claims:
         return found
 
     def _unlike(self, trained: Mapping[int, Circumstances], strategy: Strategy) -> list[str]:
-        """Return the differences, as text, of trainings' settings, plugins and criterion from the first training's."""
+        """Return, as text, how trainings differ from the first one in settings, plugins, and modules' attributes."""
         if self._first is None:
             return []
         first, found = self._first, []
@@ -358,6 +358,6 @@ def _training_settings(strategy: Strategy) -> dict[str, Any]:
 
 
 def _plugin_classes(strategy: Strategy) -> tuple[str, ...]:
-    """Return the sorted class names of a strategy's plugins, without Avalanche's evaluation plugin and clock."""
+    """Return the sorted class names of a strategy's plugins, without Avalanche's evaluation plugins and clock."""
     kinds = (type(plugin) for plugin in strategy.plugins if not isinstance(plugin, OF_THE_HOST))
     return tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))

@@ -103,7 +103,7 @@ def _lower_products(rows: Tensor) -> Tensor:
 
 
 def largest(errors: Tensor, above: float, least: int) -> Tensor:
-    """Return the positions of all errors greater than ``above``, but at least of the ``least`` largest errors."""
+    """Return the positions of all errors of at least ``above``, and in any case of the ``least`` largest errors."""
     if least >= len(errors):
         return torch.arange(len(errors), device=errors.device)
     # NaN counts as large.
@@ -129,7 +129,7 @@ class _Problem:
 
 
 class _Loss:
-    """Loss and gradient of a head on some of ``counted`` samples, plus a constant gradient of the further ones."""
+    """Loss and gradient of a head on some of ``counted`` samples; the rest contribute a constant gradient."""
 
     def __init__(self, problem: _Problem, rows: Tensor, labels: Tensor, counted: int | None = None) -> None:
         self._problem, self._rows = problem, rows

@@ -63,7 +63,7 @@ def remaining_experiences(strategy: Strategy, experiences: Iterable[Any]) -> lis
 
 
 class UnfinishedLoad(SupervisedPlugin):
-    """Plugin, first in a strategy whose loading did not finish, that raises StateError in training and evaluation."""
+    """Plugin that marks a strategy whose loading did not finish: it raises StateError in training and evaluation."""
 
     # A plugin, so that Avalanche's loops call it before any other plugin.
     def __init__(self, path: Path) -> None:

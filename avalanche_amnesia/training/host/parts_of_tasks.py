@@ -67,7 +67,7 @@ class ForgottenSamples:
 
 
 class LeftOut:
-    """A request for samples or classes of a task, checked against ``labels``, position → label of its samples by now.
+    """Checked request for samples or classes of a task; ``labels``: position → label of the task's remaining samples.
 
     Attributes: ``hashes`` of the requested samples; ``closed``, labels without remaining samples; ``forgotten``, hashes
     of all samples unlearned by then; ``gone``, ``before`` and ``held``, positions of the requested samples, of those
@@ -103,7 +103,7 @@ class LeftOut:
 
 
 def warn_of_copies(copies: Sequence[int], task: int, event: str) -> None:
-    """Warn if samples that remain, at positions ``copies``, equal requested ones."""
+    """Warn, unless ``copies`` is empty, that the remaining samples at these positions equal requested samples."""
     if copies:
         warnings.warn(
             f"{event}: copies of the requested samples remain in task {task}, at {copies[:10]}: request them as well",
@@ -130,7 +130,7 @@ class StreamInUse:
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """Return a task's data, parts joined, from ``given`` or else the last stream; RequestError if none fit."""
+        """Return a task's experience, parts joined, from ``given`` or the last stream; RequestError if none fits."""
         last = self._held()
         found = getattr(last, "origin_stream", None) or [last]
         if given is not None:
@@ -151,14 +151,14 @@ class StreamInUse:
 
 
 class Reproduced(Exception):
-    """Exception that undoes a task's unchanged retraining, with the model's hashes and the ``place`` of its weights."""
+    """Exception that undoes a retraining with all samples; has the hashes, and which weights it used (``place``)."""
 
     def __init__(self, hashes: Mapping[str, str], place: str) -> None:
         super().__init__()
         self.hashes, self.place = hashes, place
 
     def check(self, task: int, before: Mapping[str, str], place: str, event: str) -> None:
-        """Raise RequestError if the retrained model has other bits than the model of the first training, ``before``."""
+        """Raise RequestError if the retraining, on the same weights (``place``), gave other hashes than ``before``."""
         other = [name for name in {**before, **self.hashes} if before.get(name) != self.hashes.get(name)]
         if other and self.place == place:
             raise RequestError(
@@ -239,7 +239,7 @@ def retraining(
 
 
 def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftOut, experience: Any) -> TrainAgain:
-    """Return a function that subtracts requested samples from the sums of an AnalyticModel; None: of stored samples."""
+    """Return a function that subtracts samples (of ``experience``, or stored ones) from an AnalyticModel's sums."""
     strategy, event, model = context.strategy, context.event, context.strategy.model
     sums, logs = model.task_state(), context.trajectory.logs
 
@@ -250,7 +250,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         )
 
     def read(places: Tensor) -> Tensor:
-        """Return features and labels of the samples at ``places`` of the sums."""
+        """Return one row (features, label) for each sample at the indices ``places`` of the learned samples."""
         if experience is None:
             return model.heads[task].kept[places]
         with preserved_rng():

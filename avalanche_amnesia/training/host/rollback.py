@@ -23,7 +23,7 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 class Snapshot:
-    """Copy of the state of a strategy that a task's end, a load or a retraining may change; it is restored in place.
+    """Copy of a strategy's state, as far as a task's end, a load or a retraining may change it; restored in place.
 
     It consists of the attributes and containers of known objects (:mod:`~avalanche_amnesia.saving.known_objects`), the
     modules of the networks, and values of tensors. A ``complete`` one has all of them, clock and metrics too, and the
@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def _parts_of(module: nn.Module) -> Iterator[Any]:
-    """Yield a module's ``vars`` and torch's dicts; for a known class also its containers and known objects."""
+    """Yield a module's ``vars`` and torch's dicts; for classes of Avalanche or this package also other containers."""
     yield vars(module)
     known = is_known_class(type(module))
     for name, value in vars(module).items():
@@ -115,7 +115,7 @@ def is_finishing(strategy: Strategy) -> bool:
 
 
 def finish(plugin: Any, strategy: Strategy) -> None:
-    """Drop the snapshot of the task that ends if ``plugin`` is the last to finish: now only unlearning removes it."""
+    """If ``plugin`` is the last to finish a task, drop the snapshot: from now on only unlearning removes the task."""
     # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
     if plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins):
         strategy.rollback_point = None

@@ -48,7 +48,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
-    """Return a strategy's state between tasks as JSON values, and as parts with its tensors (not copies)."""
+    """Return a strategy's state between tasks: JSON values, and one part per file with its tensors (not copies)."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     return encode(
@@ -198,12 +198,12 @@ def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plugins(strategy: Strategy) -> list[Any]:
-    """Return the plugins to save: without the evaluator (its metrics are apart) and the mark of a partial load."""
+    """Return the plugins to save: all but the evaluator, whose metrics are saved separately, and UnfinishedLoad."""
     return [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, UnfinishedLoad))]
 
 
 def _metrics(strategy: Strategy) -> list[Any]:
-    """Return the metrics that have a ``state()``; metrics without one start again with every evaluation."""
+    """Return the metrics that have a state to save; metrics without one start again with every evaluation."""
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.takes_part(metric)]
 
 
@@ -215,7 +215,7 @@ _NOT_KEPT = OF_EVERY_STRATEGY | {
 
 
 def _not_kept(strategy: Strategy) -> frozenset[str]:
-    """Return names of the strategy's attributes not saved as its own: :data:`_NOT_KEPT`, and plugins."""
+    """Return names of attributes to leave out of a strategy's own state: :data:`_NOT_KEPT`, and those with plugins."""
     return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 
@@ -223,7 +223,7 @@ def _not_kept(strategy: Strategy) -> frozenset[str]:
 
 
 def _optimizer_state(strategy: Strategy) -> dict[str, Any]:
-    """Return the optimizer's ``state_dict`` and the names of its parameters."""
+    """Return the optimizer's parameter names and ``state_dict``; its state is empty if every task resets it."""
     # Parameters that the model no longer has (the head of an aborted task) are left out.
     names = {id(parameter): name for name, parameter in strategy.model.named_parameters()}
     state, of_groups = strategy.optimizer.state_dict(), []

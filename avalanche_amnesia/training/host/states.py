@@ -24,7 +24,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return a model's tensors with one part per task, because tensors of finished tasks do not change."""
+    """Return a model's shared tensors, then one part per task, because tensors of finished tasks do not change."""
     stores = {name for name, module in model.named_children() if isinstance(module, TaskStore)}
     of_tasks: dict[str, dict[str, Tensor]] = {"": {}}
     for name, tensor in tensors.items():
@@ -147,7 +147,7 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
 
 
 def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:
-    """Load a value of :func:`state_of` into an object; raise StateError and change nothing if it does not fit."""
+    """Load a result of :func:`state_of` into an object; raise StateError if it names an attribute that does not fit."""
     if hasattr(type(thing), "load_state"):
         thing.load_state(state)
         return

@@ -1,4 +1,4 @@
-"""Registered conversions for attributes of Avalanche's plugins and strategies, and of plugins without a state."""
+"""Register how attributes of Avalanche's plugins and strategies, and of two plugins of ours, are saved and loaded."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -46,7 +46,7 @@ class StreamRequests:
         rehearse(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
-        """Return a task's requests for the moment ``when``, except those obeyed in an interrupted training."""
+        """Return a task's requests for ``when``, as of :func:`due`, except those obeyed in an interrupted training."""
         task, gone = single_task(experience), set(unlearned)
         return [
             request
@@ -55,11 +55,11 @@ class StreamRequests:
         ]
 
     def fires(self, task: int, request: Any) -> None:
-        """Store a request as fired, before it is obeyed; it counts as obeyed once its tasks are unlearned."""
+        """Store that a request is about to be obeyed; it counts as obeyed once its tasks are unlearned."""
         self._fired.add((task, request))
 
     def trained(self, task: int, then: Sequence[Any]) -> None:
-        """Drop the fired requests of a finished task, and store the requests ``then``, due after its training."""
+        """Drop a finished task's obeyed requests, and store its requests ``then``, which are due after its training."""
         self._fired = {(of, request) for of, request in self._fired if of != task}
         self.waiting = [*self.waiting, *((task, request) for request in then)]
 

@@ -1,4 +1,4 @@
-"""Heads precomputed for each set of earlier tasks that may be unlearned (``compensation="counterfactual"``)."""
+"""Heads fitted in advance for sets of earlier tasks that may be unlearned (``compensation="counterfactual"``)."""
 
 import random
 import warnings
@@ -73,7 +73,7 @@ class _WithoutTasks:
 def _apart(
     logs: Mapping[int, Log], tasks: Collection[int], current: Mapping[str, Tensor]
 ) -> dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] | None:
-    """Return tensor name → task → ``Moved.parts`` of its removal; None if two tasks wrote the same entry."""
+    """Return tensor name → task → (index, values now, values without it); None if two tasks wrote the same entry."""
     apart: dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
     for name, value in current.items():
         apart[name], written = {}, torch.zeros(value.shape, dtype=torch.bool)
@@ -90,7 +90,7 @@ def _apart(
 
 
 class CounterfactualPlugin(Plugin):
-    """Plugin that fits, when a task ends, its heads in advance for sets of earlier tasks that may be unlearned.
+    """Plugin that fits further heads when a task ends, each for a set of earlier tasks that may be unlearned later.
 
     While the task's data is available, the updates of an earlier task are removed from the backbone for a forward pass,
     the head is fitted to the remaining features, and the backbone is restored bit for bit. An unlearning then only
@@ -129,7 +129,7 @@ class CounterfactualPlugin(Plugin):
         self.sources: dict[int, frozenset[int]] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return the heads and the sets they are for, as a state to save."""
+        """Return :attr:`heads` and :attr:`sources` as a state to save."""
         plain = {task: {gone: dict(vars(head)) for gone, head in of.items()} for task, of in self.heads.items()}
         heads = {task: Apart(of) for task, of in plain.items()}
         return {"heads": heads, "sources": self.sources}
@@ -265,7 +265,7 @@ class CounterfactualPlugin(Plugin):
 
 
 def _sets(sources: Collection[int]) -> list[frozenset[int]]:
-    """Return the sets of tasks that get a head: all sets of few tasks; of many, single tasks and ``SEVERAL``."""
+    """Return the sets of tasks that get a head: all; of more than ``MOST_APART`` tasks, each alone and ``SEVERAL``."""
     few = len(sources) <= MOST_APART
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]

@@ -91,19 +91,19 @@ class DisjointPlugin(TaskEndPlugin):
         )
 
     def moving_entries(self) -> dict[int, Tensor]:
-        """Return id of each partitioned parameter → mask of the entries that move, all that processes must send."""
+        """Return parameter id → mask of the entries that the task trains: processes send only their gradients."""
         fixed = self._fixed
         return {} if fixed is None else {id(p): own for p, own in zip(fixed.parameters, fixed.own, strict=True)}
 
     @torch.no_grad()
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the backward pass: set the gradients outside the task's partition to 0."""
+        """After the backward pass: set the gradients outside the task's share to 0."""
         if self._fixed is not None:
             self._fixed.clear_gradients()
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the optimizer's step: restore entries outside the partition that the optimizer moved."""
+        """After the optimizer's step: restore entries outside the task's share that the optimizer moved."""
         if self._fixed is not None:
             self._fixed.restore(strategy)
 
@@ -131,7 +131,7 @@ class DisjointPlugin(TaskEndPlugin):
 
 
 class _FixedEntries:
-    """Entries outside the task's partition, and the code that keeps them fixed during training."""
+    """Keeps all entries outside the task's share fixed during its training."""
 
     # ``owned``: entries of the task's partition, by parameter. ``backbone``: parameters that the task has copies of, if
     # the optimizer also moves parameters without a gradient.
@@ -145,13 +145,13 @@ class _FixedEntries:
         self._read = [torch.where(mine, 0, parameter.detach()) for parameter, mine in owned.items()] if reads else []
 
     def clear_gradients(self) -> None:
-        """Set the gradients of entries outside the task's partition to 0."""
+        """Set the gradients of entries outside the task's share to 0."""
         pairs = [(p.grad, own) for p, own in zip(self.parameters, self.own, strict=True) if p.grad is not None]
         if pairs:
             torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
 
     def restore(self, strategy: Strategy) -> None:
-        """Restore entries outside the partition, unless the optimizer does not move an entry without a gradient."""
+        """Restore entries outside the task's share, if the optimizer can move an entry whose gradient is always 0."""
         for parameter, value in self._backbone:
             parameter.copy_(value)
         traits = traits_of(strategy.optimizer)

@@ -35,7 +35,7 @@ _FALLEN = 0.9
 
 
 class EpochLosses:
-    """Mean loss of an epoch, compared with that of the first mini-batch, before anything was learned."""
+    """Compares an epoch's mean loss with the loss of the task's first mini-batch, from before anything was learned."""
 
     # Sums stay on the device: they are read once an epoch.
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class HATTask(TaskInTraining):
 
 
 class HATPlugin(TaskMaskPlugin):
-    """Plugin for hard attention (HAT): learns a mask per task, protects the units of earlier tasks, stores the task.
+    """Plugin for hard attention (HAT): learns and stores a mask per task, protects parameters that earlier tasks use.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MaskedModel`.
 
@@ -246,7 +246,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the step: add ``λ·R`` and its gradient, compute the embedding's, scale those of protected entries."""
+        """Before the step: add ``λ·R`` to the loss, compute the embedding's gradient, protect entries in use."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
         if now.regulariser.weight:

@@ -74,7 +74,7 @@ class SeedingPlugin(Plugin):
             self._steps.reduce(strategy)
 
     def leave_step(self) -> None:
-        """End a step that an error has interrupted: batch normalisations are again those of one process."""
+        """End a step that an error has interrupted: each BatchNorm uses only this process's samples again."""
         if self._steps is not None:
             self._steps.leave_step()
 
@@ -84,7 +84,7 @@ class SeedingPlugin(Plugin):
             self._steps.gather(strategy)
 
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After an epoch, on several processes: go on with the random stream that they share."""
+        """After an epoch, on several processes: set the strategy's loader back to that of whole mini-batches."""
         if self._steps is not None:
             strategy.dataloader = strategy.dataloader.whole
 

@@ -44,7 +44,7 @@ class TaskEndPlugin(Plugin):
         """Positions of the samples of which the fitted head is not certain; None: all samples."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state between tasks; masks and heads belong to the model."""
+        """Return the attributes named in :attr:`kept` as a state to save; masks and heads are saved with the model."""
         return {name: getattr(self, name) for name in self.kept}
 
     def load_state(self, state: Any) -> None:
@@ -83,7 +83,7 @@ class TaskEndPlugin(Plugin):
             warnings.warn(text, task_faults.MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
-        """Store a warning to emit after the training, once per run, so that a filter that raises loses no task."""
+        """Store a warning, once per subject, to emit after the training: if it becomes an error, no task is lost."""
         if text is not None and about not in self.noticed:
             self.noticed.add(about)
             self.notices.append(text)
@@ -116,7 +116,7 @@ class TaskEndPlugin(Plugin):
 
 
 class TaskMaskPlugin(TaskEndPlugin):
-    """Base plugin of HAT and WSN: checks a task, protects entries of earlier tasks, and commits the masked entries.
+    """Base plugin of HAT and WSN: checks a task, protects entries of earlier tasks, keeps only changes inside the mask.
 
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
     ``before_training_exp``, calls :meth:`restore_protected_entries` in ``after_update``, and :meth:`commit` in

@@ -96,7 +96,7 @@ class TrajectoryPlugin(Plugin):
             )
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the model adds modules of the task: note whether it has some, after all requests before the task."""
+        """Before the model adds modules of the task, and after earlier requests: note whether it already has some."""
         task = single_task(strategy.experience)
         self._earlier = strategy.model.heads.get(task) if getattr(strategy.model, "additive", False) else None
         self._new = None if own_parameters(strategy.model, task) else task  # last: an interruption may come in between
@@ -136,7 +136,7 @@ class TrajectoryPlugin(Plugin):
             strategy.rollback_point = None
 
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After an epoch: take a snapshot of a strategy with replay memory (DER), updated before all plugins."""
+        """After an epoch: take a snapshot of a strategy that updates a replay memory before it calls plugins (DER)."""
         if purger_of(strategy) is not None:
             begin_finishing(strategy)
 

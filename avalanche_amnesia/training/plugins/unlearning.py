@@ -109,7 +109,7 @@ class UnlearningPlugin(Plugin):
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return what a saved state holds of this plugin: ledger, records, claims, data seen, and open requests."""
+        """Return this plugin's state to save: ledger, records, claims, fingerprints of data, and open requests."""
         return {
             "ledger": self.ledger.state_dict(),
             "records": [Apart(json.loads(record.to_json())) for record in self.records],
@@ -424,7 +424,7 @@ class UnlearningPlugin(Plugin):
             self.current = None
 
     def forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
-        """Drop data of ``tasks`` from the evaluator's last results, and from the snapshot before the current task."""
+        """Drop results of ``tasks`` from the evaluator; empty optimizer and plugin states in the current snapshot."""
         # Avalanche repeats the last value of every metric for ever, as if the model still knew a forgotten task.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
@@ -437,7 +437,7 @@ class UnlearningPlugin(Plugin):
     def _prepare(
         self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
-        """Check a request and return the context and plan of its unlearning; change nothing."""
+        """Check a request and return the context of its unlearning, with the plan; remove nothing yet."""
         recorder = self._trajectory(strategy)
         self._choose_deletion(strategy.model)
         ledger, snapshot = self.ledger, self._snapshot(strategy)

@@ -152,7 +152,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """Drop scores derived from a task unlearned during this task's training."""
+        """If a task was unlearned during this training, restart scores derived from it, and make the adjuster again."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:

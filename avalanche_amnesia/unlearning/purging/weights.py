@@ -73,7 +73,7 @@ def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 
 def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
-    """Return parameter name → sum of the removed tasks' and repairs' updates in weights saved after ``task``."""
+    """Return parameter name → sum of the removed updates (of tasks and repairs) in weights saved after ``task``."""
     held = context.writers[: context.writers.index(task)] if task in context.writers else context.writers
     total: dict[str, Tensor] = {}
     for gone in set(held) & set(context.removal.updates):
