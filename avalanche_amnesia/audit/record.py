@@ -153,7 +153,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class RepairSummary:
-    """Numbers of samples, optimizer steps and changed entries of a repair of remaining tasks.
+    """Size of a repair (further training of affected tasks): samples, optimizer steps and changed entries.
 
     Attributes:
         samples: repaired task → number of its samples that the steps used, in training order.
@@ -168,7 +168,7 @@ class RepairSummary:
 
 @dataclass(frozen=True)
 class Proof:
-    """Result of a training without the unlearned data whose tensors have the bits of the unlearned model's.
+    """Proof of a record: a model trained again without the unlearned data has the same bits in all compared tensors.
 
     Attributes:
         tasks: the tasks that were compared, in training order.
@@ -241,7 +241,7 @@ class UnlearningRecord:
 
     @property
     def proved(self) -> bool:
-        """Return True if :attr:`proof` covers all remaining tasks, and is ``apart`` for a ``conditional`` claim."""
+        """Return True if :attr:`proof`, ``apart`` if conditional, covers all remaining tasks of a provable claim."""
         proof = self.proof
         if proof is None or not set(self.remaining) <= set(proof.tasks):
             return False
@@ -249,8 +249,8 @@ class UnlearningRecord:
 
     @property
     def claim(self) -> Claim:
-        """Return the claim. ``exact``: equal to the reference model by construction or proof; ``conditional``: exact if
-        the parts in :attr:`rests_on` are repeatable; ``approximate`` otherwise."""
+        """Return the claim: ``exact`` (equal to a retrained model), ``conditional`` or ``approximate``.
+        ``conditional``: exact if the parts in :attr:`rests_on` are repeatable."""
         return "exact" if self.proved else self.plan.claim
 
     @property
@@ -260,7 +260,7 @@ class UnlearningRecord:
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """Return the names of the parts on which a ``conditional`` claim rests; else empty."""
+        """Return the names of parts that must be repeatable for a ``conditional`` claim to be exact; else empty."""
         return () if self.proved else self.plan.rests_on
 
     @property

@@ -123,7 +123,7 @@ def _proof(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
 
 
 def claim_in_words(record: UnlearningRecord) -> str:
-    """Return the claim of a record in a word: ``exact, proved`` after a proof."""
+    """Return a record's claim as text: ``exact, proved`` after a proof, else the claim itself."""
     return PROVED if record.proved else record.claim
 
 

@@ -67,7 +67,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return TensorTask(self.base, index, [self.targets[i] for i in where], self.transform)
 
     def alone(self, where: Sequence[int]) -> "TensorTask":
-        """Return the samples at positions ``where``, with a base tensor of only these samples."""
+        """Return the samples at positions ``where`` as a data set with its own base tensor."""
         rows = self.base[self.index[torch.tensor(list(where), dtype=torch.int64)]]
         return TensorTask(rows, torch.arange(len(rows)), [self.targets[i] for i in where], self.transform)
 
@@ -130,7 +130,7 @@ class LazyTask(Dataset[tuple[Any, int]]):
 
 
 def task_data(experience: Any, index: Tensor | None = None, *, training: bool = False) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of an experience, by default with evaluation transforms; no random stream changes."""
+    """Return inputs and labels of an experience (default: evaluation transforms); only transforms draw at random."""
     found: tuple[Tensor, Tensor] | None = getattr(experience, "tensors_at", lambda index: None)(index)
     if found is not None:
         return found
@@ -168,7 +168,7 @@ def parted(item: Any) -> tuple[Any, Any]:
 
 
 def label_name(item: Mapping[str, Any]) -> str | None:
-    """Return the key of the label in an item that is a mapping, or None."""
+    """Return the key of the label in an item (a mapping), or None if it has no label."""
     return next((name for name in _LABELS if name in item), None)
 
 
@@ -270,7 +270,7 @@ def stream_of(experience: Any) -> Any:
 
 
 def refuse_incremental(experience: Any) -> None:
-    """Raise TaskError before a training if several experiences of the stream share each task label."""
+    """Raise TaskError if the stream spreads its tasks over several experiences, as in class-incremental learning."""
     refuse_part(experience)
     stream = stream_of(experience)
     if not hasattr(stream, "__len__"):

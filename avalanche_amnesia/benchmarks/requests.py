@@ -87,7 +87,7 @@ class UnlearningRequest:
         return () if self.is_partial else self.tasks
 
     def event(self, task: int) -> str:
-        """Return the moment of the request as text; ``task``: task label of the experience that has the request."""
+        """Return the moment of the request as text, e.g. ``after task 3``; ``task``: label of its experience."""
         return f"iteration {self.iteration} of task {task}" if self.when == "iteration" else f"{self.when} task {task}"
 
 
@@ -170,7 +170,7 @@ def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningReque
 
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
-    """Return a copy of a benchmark without requests and tasks that return; permanent tasks and the deadline stay."""
+    """Return a copy of a benchmark without requests, and without experiences that train an unlearned task again."""
     benchmark = _labelled(benchmark)
     tasks, first, gone = _tasks(benchmark), list[int](), set[int]()
     declared, ledger = _permanent(benchmark), TaskLedger(deadline := _deadline(benchmark, None))

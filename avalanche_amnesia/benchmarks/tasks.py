@@ -72,7 +72,7 @@ class TaskExperience(DatasetExperience):
 
     @property
     def targets(self) -> list[int] | None:
-        """Return the labels 0..k-1; None if the experience's data set was replaced after it was built."""
+        """Return each sample's label, 0..k-1; None if the experience's data set was replaced after it was built."""
         return None if self.samples is None else self.samples.targets
 
     def take(self, samples: TensorTask | LazyTask) -> None:
@@ -139,7 +139,7 @@ def task_benchmark(
 
 
 def scenario_of(streams: Sequence[EagerCLStream], n_classes: Sequence[int]) -> CLScenario:
-    """Return a scenario of streams of :class:`TaskExperience`, with the numbers of classes per task."""
+    """Return a scenario with ``streams`` of TaskExperience, and with attributes for the numbers of classes."""
     benchmark = CLScenario(list(streams))
     benchmark.n_classes = max(n_classes)
     benchmark.n_classes_per_exp = list(n_classes)

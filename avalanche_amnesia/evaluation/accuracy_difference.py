@@ -29,10 +29,10 @@ _NAMES = {
 
 
 class AccuracyDifference(CallbackMetric):
-    """Mean accuracy gain of the remaining tasks over the full model: ``AD_t = 1/|R(t)| Σ_{τ∈R(t)} (a_τ − a_τ^full)``.
+    """Mean accuracy on the remaining tasks minus that of the full model, which learned every task and unlearned none.
 
-    ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy on task τ, ``a_τ^full`` that of the full model, which
-    learned every task and unlearned none. In [−1, 1], higher is better.
+    ``AD_t = 1/|R(t)| Σ_{τ∈R(t)} (a_τ − a_τ^full)``, where ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy
+    on task τ, and ``a_τ^full`` that of the full model. In [−1, 1], higher is better.
     Positive: the freed capacity helped, or new heads did: an unlearning that fits heads again (counterfactual heads)
     gains as much as any fresh fit. The control ``heads`` separates the two effects: ``a_τ`` is then the full model's
     accuracy with the head of τ fitted again to its final features of the training data, nothing unlearned. The control

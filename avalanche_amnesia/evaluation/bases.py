@@ -38,7 +38,7 @@ class CallbackMetric(PluginMetric):
     """X axis on which a logger draws the values: ``event`` counts finished tasks and unlearnings."""
 
     def emit(self, strategy: Strategy, named: Mapping[str, Any]) -> list[MetricValue]:
-        """Return one metric value per entry of ``named`` (name → value) that is not None."""
+        """Return a metric value for each entry of ``named`` (name → value) except values of None."""
         x = strategy.clock.train_iterations
         return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
 
@@ -97,7 +97,7 @@ class ProbingMetric(CallbackMetric, ABC):
         self._loaded = dict(state)
 
     def after_loading(self, strategy: Strategy) -> None:
-        """After the strategy is loaded: build the heads and norms of the loaded probes, of the model's own kinds."""
+        """After the strategy is loaded: build the loaded probes, with heads and norms of the model's own classes."""
         self.probes = {task: Probe.from_state(held, strategy.model) for task, held in self._loaded.items()}
         self._loaded = {}
 
@@ -132,7 +132,7 @@ class ProbingMetric(CallbackMetric, ABC):
 
     @abstractmethod
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Return the values of ``unlearned`` and ``remaining`` tasks, of the trained and of the retrained models."""
+        """Return the metric's values for the ``unlearned`` and ``remaining`` tasks; called after each evaluation."""
 
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
@@ -247,7 +247,7 @@ class ComparedMetric(ReferenceMetric):
 
 
 class FeatureDistance(ReferenceMetric):
-    """Base of metrics for the distance between features of the main model and of the reference on tasks' test data.
+    """Base of metrics: distance between features of the main model and of the retrained model on tasks' test data.
 
     Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
     tasks, from the first unlearning on, per task and as their mean, as ``<name>_<probe>`` and
@@ -307,7 +307,7 @@ class FeatureDistance(ReferenceMetric):
         """Return the distance between two models' features of a whole test set, each ``(n, features)``."""
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Return the tasks that ``scope`` names."""
+        """Return the tasks to measure, by ``scope``: the unlearned ones, the remaining ones, or all."""
         return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
@@ -318,7 +318,7 @@ class FeatureDistance(ReferenceMetric):
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return distances divided by the order floor, because the larger seed floor would flatter every method."""
+        """Return each distance divided by its noise floor from another data order; nothing without such a floor."""
         by_task, floors = read[""], read.get("_floor_order")
         if floors is None:
             return []

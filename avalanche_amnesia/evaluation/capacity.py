@@ -14,9 +14,9 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
 def network_capacity(strategy: Strategy) -> float | None:
-    """Return the mean adjustment rate of all backbone parameters for a next task: 1 all free, 0 all used.
+    """Return the mean fraction of an update that a next task can apply to the backbone: 1 all free, 0 all used.
 
-    AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the rate of a parameter is
+    AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the fraction at a weight is
     ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. If the strategy has ``locked`` tasks, only their
     masks count. For weight pools: the share of the weights that no task owns. None for other strategies.
     """

@@ -78,7 +78,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def name_ticks(axis: Any, names: Sequence[Any], *, first: float = 0.0, most: int = 15, **style: Any) -> None:
-    """Set tick names of an axis at ``first``, ``first + 1`` …; of more than ``most`` names, only every k-th."""
+    """Label an axis with ``names`` at ``first``, ``first + 1`` …; show at most ``most`` of them, in equal steps."""
     step = math.ceil(len(names) / most)
     axis.set_ticks(np.arange(0, len(names), step) + first, [str(name) for name in names[::step]], **style)
 
@@ -94,7 +94,7 @@ def matrix_figure(
     column_label: str,
     note: str = "",
 ) -> Figure:
-    """Draw a matrix of shares in [0, 1]: each cell shows its percentage and is darker for a larger share."""
+    """Draw a matrix of shares in [0, 1]: larger shares are darker; up to 400 cells also show their percentage."""
     names = 7 * max((len(str(row)) for row in rows), default=0)
     figure = new_figure(min(32 * len(rows), 720) + 70, max(WIDTH, min(44 * len(columns), 720) + names + 40))
     if not rows or not columns:

@@ -1,4 +1,4 @@
-"""JSD between features of the main model and of a model that never saw the unlearned tasks."""
+"""Jensen–Shannon divergence (JSD) between features of the main model and of the retrained reference model."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -12,7 +12,7 @@ from avalanche_amnesia.evaluation.references import References
 
 
 class JSDivergence(FeatureDistance):
-    """``JSD_t``: mean Jensen–Shannon divergence, in bits, between main and reference features of unlearned tasks.
+    """Mean Jensen–Shannon divergence, in bits, between features of the main and the retrained model on unlearned tasks.
 
     ``JSD_t = 1/|U(t)| Σ_{τ∈U(t)} 1/|D^τ| Σ_{x∈D^τ} JS( softmax f(x) ‖ softmax f_ref(x) )``: ``U(t)`` are the tasks
     unlearned so far, ``D^τ`` is the test data of task τ, ``f`` and ``f_ref`` are the features of the main model and of
@@ -49,7 +49,7 @@ def jsd_metrics(
 
 
 def jsd(model: nn.Module, reference: nn.Module, x: Tensor, probe: Probe | None = None) -> float:
-    """Return the mean JSD of two models' features of the inputs ``x``, in bits.
+    """Return the mean Jensen–Shannon divergence (JSD), in bits, between two models' features of the inputs ``x``.
 
     Args:
         model: any model that :func:`features_of` takes.

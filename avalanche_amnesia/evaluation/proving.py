@@ -1,4 +1,4 @@
-"""Proofs of unlearning records: compare the tensors of a retrained model bit by bit with those of the model."""
+"""Proofs of unlearning records: bitwise comparison of the tensors of the unlearned and of a retrained model."""
 
 import re
 from collections.abc import Collection, Mapping

@@ -126,7 +126,7 @@ class References:
         return self
 
     def check(self, experience: Any) -> None:
-        """Raise ReferencesError unless an experience has the data, permanence and deadline of this benchmark's.
+        """Raise ReferencesError unless an experience has the same data, permanence and deadline as in this benchmark.
 
         Labels and a few samples, with evaluation transforms, are compared. The first successful call starts the
         workers, if there are any and a metric has announced models; later calls warn if a worker failed.
@@ -186,7 +186,7 @@ class References:
         return self._models[variant, path]
 
     def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
-        """Store a model that was trained outside of this object on ``tasks``, in this order.
+        """Store a model, trained elsewhere on ``tasks`` in this order, as their reference.
 
         The model is from a strategy that ``make_strategy`` made. It is stored without a copy, in evaluation mode.
         ``variant``: as of :meth:`reference`.
@@ -263,7 +263,7 @@ class References:
         return proved(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
 
     def _check_settings(self, made: Strategy, strategy: Strategy) -> None:
-        """Raise ReferencesError unless ``strategy`` has the settings of ``made``, a new one of ``make_strategy``."""
+        """Raise ReferencesError unless ``strategy`` has the settings of ``made``, new from ``make_strategy``."""
         new, old = (
             learning_settings(each, [p for p in each.plugins if not getattr(p, "answers_requests", False)])
             for each in (made, strategy)
@@ -293,7 +293,7 @@ class References:
         return self._with(key, lambda task, positions: experience_without(self.train_experience(task), positions))
 
     def _with(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
-        """Return references in which ``experience_of(task, what)`` is the experience of each task in ``key``."""
+        """Return references with other data: ``experience_of(task, what)`` for each (task, what) in ``key``."""
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
             empty: Any = {name: {} for name in ("_models", "_seconds", "_runs", "_without", "_company")}
@@ -302,7 +302,7 @@ class References:
         return self._without[key] if key else self
 
     def trained(self, plugin: Any) -> References:
-        """Return references to the parts that ``plugin`` trained, found by their labels; else ReferencesError."""
+        """Return references for exactly the data that the run of ``plugin`` learned; ReferencesError if unknown."""
         for task, digest in plugin.data.items():
             self.train_experience(task)
             if (task, digest) not in self._trained:
@@ -313,7 +313,7 @@ class References:
         return self._with(key, lambda *of: self._trained[of])
 
     def of(self, plugin: Any) -> References:
-        """Return references to the trained data without the samples that ``plugin`` has unlearned."""
+        """Return references for the data that the run of ``plugin`` learned, without its unlearned samples."""
         here = self.trained(plugin)
         sizes = {task: len(experience.dataset) for task, experience in here._experiences.items()}
         return here.without(plugin.forgotten.left_out(sizes))
@@ -323,7 +323,7 @@ class References:
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
-        """Return (variant, tasks) of each reference model that metrics need once all requests are obeyed."""
+        """Return (variant, tasks) of each reference model that metrics need in the course of the train stream."""
         paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:  # before the first unlearning metrics have nothing to compare

@@ -13,7 +13,7 @@ UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")
 
 
 def axis_of(name: str, callback: str | None, origin: object = None) -> str:
-    """Return the x axis of a value's plot: the metric's attribute ``axis``, else an axis that fits the callback."""
+    """Return the x axis for a value: attribute ``axis`` of its metric ``origin``, else by its name and the callback."""
     own = getattr(origin, "axis", None)
     if own is not None:
         if own not in AXES:
@@ -46,7 +46,7 @@ class Position:
         self._coming = NO_TASK
 
     def hear(self, callback: str, strategy: Strategy) -> None:
-        """Update the position at a callback, because Avalanche's own counter of trainings changes only after it."""
+        """Update the position at a callback, because Avalanche's counter of trainings changes only later."""
         self.iteration = strategy.clock.train_iterations
         if not self._started or callback in ("before_training_exp", "before_eval", "before_unlearning"):
             self._follow(strategy)
@@ -62,7 +62,7 @@ class Position:
             self.event += 1
 
     def on_axes(self) -> dict[str, Any]:
-        """Return axis → position."""
+        """Return the name of each x axis → the run's position on it."""
         return {ITERATION: self.iteration, TASK: self.task, EVENT: self.event}
 
     def _follow(self, strategy: Strategy) -> None:

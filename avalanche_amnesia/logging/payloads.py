@@ -63,7 +63,7 @@ def is_image(value: object) -> bool:
 
 
 def _image_of(pixels: Tensor) -> Any:
-    """Return an image of bytes, or of shares in [0, 1], CxHxW with 1 or 3 channels or HxW; None for other tensors."""
+    """Convert pixels, uint8 or in [0, 1], CxHxW (1 or 3 channels) or HxW, to a PIL image; None for other tensors."""
     pixels = pixels.detach().cpu()
     if pixels.is_floating_point():
         pixels = (pixels.double() * 255).round()

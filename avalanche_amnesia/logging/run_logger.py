@@ -25,7 +25,7 @@ DEFAULT_PROJECT = "avalanche-amnesia"
 
 
 def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
-    """Return True if the name of a value contains the number of one of ``tasks``."""
+    """Return True if a value's name contains the label of one of ``tasks``, as in ``/Task003``."""
     return any(f"/Task{task:03d}" in name for task in tasks)
 
 
@@ -88,7 +88,7 @@ class RunLogger(BaseLogger, ABC):
         self._write_pending()
 
     def log_events(self) -> None:
-        """Write the table of events, if it has changed, as after each evaluation between tasks; not during a task."""
+        """Write the table of events if it has changed; do nothing during a task's training."""
         if self._events.changed and not self._position.in_training:
             self._log_rows([{EVENTS: self._events.table(), **self._position.on_axes()}], {EVENTS: EVENT})
 
@@ -163,7 +163,7 @@ class RunLogger(BaseLogger, ABC):
         self._events.trained(at.event, at.task, remaining)
 
     def _unlearned(self, strategy: Strategy) -> None:
-        """Store a record as file and as text, and remove the unlearned tasks from the summary."""
+        """Store the last unlearning's record as file and text, and remove its tasks' values from the summary."""
         plugin = unlearning_of(strategy)
         if plugin is not None and plugin.records:
             writer, record = self._open(), plugin.records[-1]

@@ -33,7 +33,7 @@ _PERMUTATIONS = 32
 
 @dataclass(frozen=True)
 class Share:
-    """A task's share of the weights: the entries of every tensor that it owns, and the tasks whose entries it uses.
+    """The weights that a task may use: its own entries of every tensor, and those of the permanent tasks in ``reads``.
 
     The partition of the entries is computed from (seed, tensor name) whenever it is needed, so it takes no memory.
     """
@@ -44,24 +44,24 @@ class Share:
     reads: tuple[int, ...] = ()  # permanent tasks whose entries the task uses but never changes
 
     def encoded(self) -> Tensor:
-        """Return the attributes of the share as an int64 tensor ``(3 + number of tasks in reads,)``."""
+        """Return the attributes as an int64 tensor: ``seed``, ``slots``, ``slot``, then the tasks in ``reads``."""
         *numbers, reads = astuple(self)
         return torch.tensor([*numbers, *reads], dtype=torch.int64)
 
     @classmethod
     def decoded(cls, numbers: Tensor) -> Self:
-        """Return the share from the result of :meth:`encoded`; raise ValueError for invalid numbers."""
+        """Convert a tensor from :meth:`encoded` back to a share; raise ValueError if the tensor is invalid."""
         found = numbers.tolist() if numbers.dtype == torch.int64 and numbers.dim() == 1 else []
         if len(found) < 3 or not 0 <= found[2] < found[1]:
             raise ValueError(f"{found} is no share: seed, slots, slot, tasks that are read")
         return cls(found[0], found[1], found[2], tuple(found[3:]))
 
     def overlaps(self, other: Self) -> bool:
-        """Return True if this share and ``other`` may own a common entry of a tensor."""
+        """Return True if the tasks of this share and of ``other`` may own the same entry of a tensor."""
         return (self.seed, self.slots) != (other.seed, other.slots) or self.slot == other.slot
 
     def deals(self, shape: torch.Size) -> bool:
-        """Return True if a tensor of this shape is partitioned; otherwise each task has its own copy.
+        """Return True if a tensor of this shape can be partitioned among tasks; otherwise each task has its own copy.
 
         Tensors with a single row (biases, norms, a token, an embedding of positions) are copied, and tensors whose rows
         have fewer entries than slots, because outputs would lose all inputs. Such tensors are small.
@@ -69,7 +69,7 @@ class Share:
         return len(shape) > 1 and shape[0] > 1 and prod(shape[1:]) >= self.slots
 
     def owned(self, name: str, shape: torch.Size) -> Tensor:
-        """Return a bool tensor, True at the task's own entries: ``n_in / slots`` per row, rounded up or down."""
+        """Return a bool tensor, True at the task's own entries: of each row, one in ``slots``, rounded up or down."""
         codes, rows, turns = _partition(self.seed, name, shape[0], prod(shape[1:]), self.slots)
         wanted = ((self.slot - turns) % self.slots).to(codes.dtype)
         return codes.index_select(0, rows).eq_(wanted[:, None]).view(torch.bool).reshape(shape)
@@ -77,7 +77,7 @@ class Share:
 
 @lru_cache(maxsize=1024)  # small: a few rows per matrix
 def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slot of each entry of a row for every permutation, and the permutation and shift of each row."""
+    """Draw a tensor's partition: slot (part) numbers for some permutations; each row's permutation and cyclic shift."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     random = np.random.RandomState(derive_seed(seed, "shares", name) % 2**32)
     ranks = np.stack([random.permutation(n_in) for _ in range(min(_PERMUTATIONS, n_rows))])
@@ -87,7 +87,7 @@ def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tupl
 
 
 class TaskShare(nn.Module):
-    """Parameters and buffers of one task: a whole network in training, afterwards only the ``entries`` that it owns.
+    """Parameters and buffers of one task: in training a whole network, afterwards only the task's own ``entries``.
 
     Those have "/" for "." in their names. ``dealt`` is an encoded :class:`Share`; None before the partition.
     """
@@ -101,7 +101,7 @@ class TaskShare(nn.Module):
 
     @property
     def share(self) -> Share:
-        """Return the task's share of the weights."""
+        """Return the :class:`Share` that ``dealt`` encodes."""
         return Share.decoded(self.dealt)
 
     @property
@@ -143,12 +143,12 @@ class DisjointModel(MultiHeadModel):
     # Shares ---------------------------------------------------------------------------------------------------
 
     def share(self, task: int) -> Share | None:
-        """Return a task's share of the weights, or None if the task has none yet."""
+        """Return the :class:`Share` of a task, or None if :meth:`deal` has not assigned one."""
         held: TaskShare | None = self.task_parts(task)
         return None if held is None or held.dealt is None else held.share
 
     def tasks_read(self, task: int) -> Sequence[int]:
-        """Return the tasks, besides ``task``, whose parameters the finished task's network needs."""
+        """Return the other tasks whose parameters the network of the finished ``task`` uses."""
         share = self.share(task)
         return () if share is None else share.reads
 
@@ -190,7 +190,7 @@ class DisjointModel(MultiHeadModel):
         return f"{table}\n{total:,} numbers per task, beside its head\n"
 
     def begins_as(self, name: str) -> str:
-        """Return the backbone parameter that a task's parameter ``name`` starts as a copy of; else return ``name``."""
+        """Return the name of the backbone parameter that initialises a task's parameter ``name``; else ``name``."""
         return re.sub(rf"^heads\.\d+\.own\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
@@ -211,7 +211,7 @@ class DisjointModel(MultiHeadModel):
         return TaskShare(self.copied())
 
     def copied(self) -> nn.Module:
-        """Return a copy of the backbone, which shares the parameters without gradients; raise ModelError on failure."""
+        """Return a copy of the backbone that shares its frozen parameters; raise ModelError if copying fails."""
         frozen = {id(p): p for name, p in self.backbone.named_parameters() if name not in self._learning}
         try:
             return deepcopy(self.backbone, frozen)
@@ -286,7 +286,7 @@ class DisjointModel(MultiHeadModel):
         self.heads.finish(task)
 
     def _own_entries(self, network: nn.Module, share: Share, sites: Iterable[StateSite]) -> TaskShare:
-        """Return copies of the entries of ``network`` that ``share`` owns, and of the tensors at ``sites``."""
+        """Return a TaskShare with copies of a task's own entries of ``network``, and of the tensors at ``sites``."""
         kept, dealt = nn.Module(), self.dealt(share)
         for name, parameter in network.named_parameters():
             if name in self._learning:
@@ -393,7 +393,7 @@ class _Opened:
 
 
 def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
-    """Return ids and versions of a network's tensors and their sources, because a forward may write into buffers."""
+    """Return the task, and ids and versions of all tensors that its network depends on, to detect later changes."""
     held: TaskShare = model.task_parts(task)
     sources = (network, held, *map(model.task_parts, held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))

@@ -1,4 +1,4 @@
-"""Gate: the soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018).
+"""Gate: soft mask ``a = σ(s · e)`` of the task in training, with scale ``s`` and embedding ``e`` (HAT, ICML 2018).
 
 Also selects the units that a training step computes.
 """
@@ -49,7 +49,7 @@ class ComputedUnits:
             self.entries = self._entries_of(~units)
 
     def look(self, exponent: Tensor) -> None:
-        """Update the selection of units for a gate in training from its exponent ``s · e``, ``(n_units,)``."""
+        """Update the selection from the gate's exponent ``scale · embedding``, ``(n_units,)``; only on a CPU."""
         if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
@@ -58,7 +58,7 @@ class ComputedUnits:
 
 
 class Gate:
-    """Soft mask ``a = σ(s · e)`` over the units of all layers, split by layer into leaf tensors of autograd.
+    """Soft mask ``a = σ(s · e)``, of scale ``s`` and embedding ``e``, over all units; one autograd leaf per layer.
 
     Gradients accumulate in the leaves over all forward passes until the next :meth:`open`. The gradient's last step, to
     the embedding, is short, so it is computed by hand, once per training step.
@@ -86,7 +86,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Compute and return the gate ``a = σ(scale · e)``, ``(n_units,)``; ``learns``: leaves require gradients."""
+        """Compute and return ``a = σ(scale · embedding)``, ``(n_units,)``; ``learns``: leaves require gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)
@@ -103,12 +103,12 @@ class Gate:
         return self.value
 
     def reread(self) -> None:
-        """Discard values computed from the embedding, because it was loaded; the next :meth:`open` uses the new one."""
+        """Discard values computed from the embedding, so that the next :meth:`open` uses the newly loaded embedding."""
         self._computed = ComputedUnits(self._entries_of)
         self._fixed_at = None
 
     def gradient(self) -> Tensor:
-        """Return the loss's gradient by the gate ``a``, ``(n_units,)``; 0 for layers that no backward pass reached."""
+        """Return the gradient of the loss with respect to ``a``, ``(n_units,)``; 0 for layers that got none."""
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:

@@ -40,7 +40,7 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
 
 
 def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int) -> Tensor:
-    """Return scores ``(n,)`` as uint8 codes, on their device, of ``bits`` bits per score; the first is the mask's."""
+    """Compress scores ``(n,)`` to ``bits`` bits per score, as a uint8 tensor; the mask counts as the first bit."""
     levels = 2 ** (bits - 1)
     code, tables = np.zeros(len(scores), dtype=np.uint8), []
     for group, values in _groups(scores.detach().abs().cpu(), mask.cpu(), sizes):
@@ -55,7 +55,7 @@ def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int)
 
 
 def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return nonnegative scores ``(n,)``, close to ``|score|``, that :func:`encode_scores` encodes as ``data``."""
+    """Return approximate absolute scores ``(n,)`` from the result ``data`` of :func:`encode_scores` and its mask."""
     n, n_table = len(mask), 4 * 2 * len(sizes) * _QUANTILES
     coded = data.cpu().numpy()
     tables = coded[:n_table].view("<f4").reshape(-1, _QUANTILES)
@@ -72,7 +72,7 @@ def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _groups(values: Tensor, mask: Tensor, sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return, for each layer, (index, values) of the scores chosen by ``mask``, then of the layer's other scores."""
+    """Return two pairs (indices, values) per layer: first for entries inside ``mask``, then for all other entries."""
     groups, start = [], 0
     for size in sizes:
         chosen = mask[start : start + size].numpy()

@@ -140,7 +140,7 @@ class MaskedModel(TaskMaskedModel):
             )
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-        """Return a table of the fraction of each layer's units that each remaining task's mask contains.
+        """Return a table: for each layer and each remaining task, the fraction of the layer's units in the task's mask.
 
         Args:
             counts: return numbers of open units instead.
@@ -174,7 +174,7 @@ class MaskedModel(TaskMaskedModel):
 
     @torch.no_grad()
     def settle_parts(self, parts: OwnModules, task: int) -> None:
-        """Freeze a task's modules (or a copy), and reset the norms among them outside the task's binary mask."""
+        """Set a task's modules ``parts`` to evaluation mode, and reset their norms at units outside the task's mask."""
         use = self.graph.sets.use(self.binary_mask(task).float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
@@ -197,7 +197,7 @@ class MaskedModel(TaskMaskedModel):
         return self.masked_features(x, mask, self.task_parts(task))
 
     def masked_features(self, x: Tensor, mask: Tensor | LayerMasks, parts: nn.Module | None = None) -> Tensor:
-        """Return features ``(batch, features)`` with any mask over units, also one converted by :meth:`read_mask`."""
+        """Return features ``(batch, features)`` with any unit mask: a vector, or a result of :meth:`read_mask`."""
         own = self.fresh_parts().train(self.training) if parts is None else parts
         return self.backbone(x, own, self.read_mask(mask) if isinstance(mask, Tensor) else mask)
 

@@ -103,7 +103,7 @@ class MultiHeadModel(MultiTaskModule):
         self._evaluated_untrained: dict[int, int] = {}
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the parameter that parameter ``name`` of a task starts as a copy of; ``name`` if none."""
+        """Return the name of the parameter that initialises a task's parameter ``name``; ``name`` if none does."""
         return name
 
     def free_share(self) -> float | None:
@@ -124,7 +124,7 @@ class MultiHeadModel(MultiTaskModule):
         return self.heads.tasks
 
     def adaptation(self, experience: Any) -> None:
-        """Create heads for an experience's new tasks, and allow only the experience's tasks to update their norms.
+        """Create heads for an experience's new tasks; let only the experience's tasks update their running statistics.
 
         In evaluation mode, only record the new tasks' numbers of classes.
         """
@@ -206,7 +206,7 @@ class MultiHeadModel(MultiTaskModule):
         self.known_train_tasks_labels = set(known)
 
     def tasks_read(self, task: int) -> Sequence[int]:
-        """Return the tasks, besides ``task``, whose parameters the finished task's network needs; by default none."""
+        """Return the other tasks whose parameters the network of the finished ``task`` uses; by default none."""
         return ()
 
     @torch.no_grad()
@@ -278,14 +278,14 @@ class MultiHeadModel(MultiTaskModule):
         return logits
 
     def _logits(self, features: Tensor, x: Tensor, task: int) -> Tensor:
-        """Return logits by the head of ``task``, plus the scores of its regression on random features of ``x``."""
+        """Return the logits of the head of ``task``, plus the scores of the task's ridge regression if it has one."""
         head = self.head(task)
         logits: Tensor = head(features)
         ridge = head._buffers.get(_RIDGE)
         return logits if ridge is None else logits + ridge_scores(x, ridge).to(logits.dtype)
 
     def add_regression(self, task: int, ridge: Tensor) -> None:
-        """Add from now on the scores of ``ridge``, as ``fitted_ridge`` returned it, to the logits of ``task``."""
+        """From now on, add the scores of ``ridge``, a result of ``fitted_ridge``, to the logits of ``task``."""
         self.heads[task].register_buffer(_RIDGE, ridge)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -317,7 +317,7 @@ class MultiHeadModel(MultiTaskModule):
             raise
 
     def _unlike(self, state: Mapping[str, Tensor], strict: bool) -> list[str]:
-        """Return as texts the differences in shapes, and if ``strict`` in names, between ``state`` and the model."""
+        """Return texts on how ``state`` differs from the model: in tensor shapes, and with ``strict`` also in names."""
         here, there = shapes(self.state_dict()), shapes(state)
         other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
         lists = {"it lacks": sorted(here.keys() - there.keys()), "it has besides": sorted(there.keys() - here.keys())}
@@ -406,7 +406,7 @@ def single_task(task_labels: int | Tensor) -> int | None:
 
 
 def _one_each(task_labels: Any, n: int) -> Tensor:
-    """Return the task labels of a batch of mixed tasks; raise TypeError unless they are a tensor ``(n,)``."""
+    """Return ``task_labels`` unchanged; raise TypeError unless they are a tensor of one label per sample, ``(n,)``."""
     if not isinstance(task_labels, Tensor) or task_labels.shape != (n,):
         raise TypeError(f"task_labels must be an int, or a tensor of {n} labels of tasks, got {task_labels!r:.80}")
     return task_labels

@@ -21,13 +21,13 @@ def _projection(n_inputs: int, width: int, device: torch.device) -> Tensor:
 
 
 def random_features(x: Tensor, width: int) -> Tensor:
-    """Return ``ReLU(z R)``, float32 ``(batch, width)``, of inputs ``(batch, …)`` with layer norm ``z`` and random R."""
+    """Return random features ``ReLU(z R)``, ``(batch, width)``: layer-normalised inputs ``z``, fixed random ``R``."""
     rows = x.flatten(1).float()
     return relu(layer_norm(rows, rows.shape[1:]) @ _projection(prod(x.shape[1:]), width, x.device))
 
 
 def fitted_ridge(features: Tensor, labels: Tensor, n_classes: int, scale: float) -> Tensor:
-    """Return ``scale`` times the weights and bias of a ridge regression, float16 ``(n_classes, width + 1)``, bias last.
+    """Fit a ridge regression; return ``scale`` times weights and bias (last), float16 ``(n_classes, width + 1)``.
 
     ``W = (Pᵀ P + λ I)⁻¹ Pᵀ Y`` of features ``P (n, width)`` and one-hot labels ``Y``, both centred, or the equal
     ``Pᵀ (P Pᵀ + λ I)⁻¹ Y`` if there are fewer samples than features. Not finite if features are not, or if float16
@@ -45,6 +45,6 @@ def fitted_ridge(features: Tensor, labels: Tensor, n_classes: int, scale: float)
 
 
 def ridge_scores(x: Tensor, ridge: Tensor) -> Tensor:
-    """Return the scores ``(batch, classes)`` of inputs ``(batch, …)`` for the result of :func:`fitted_ridge`."""
+    """Return class scores ``(batch, classes)`` of the inputs ``x`` by the result ``ridge`` of :func:`fitted_ridge`."""
     weight, bias = ridge[:, :-1].float(), ridge[:, -1].float()
     return random_features(x, weight.shape[1]) @ weight.T + bias

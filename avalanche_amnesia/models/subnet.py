@@ -116,11 +116,11 @@ class SubnetModel(TaskMaskedModel):
         return _leaky_relu_backward(of_mask, scores.detach(), -1.0, False, grad_input=of_mask)
 
     def fresh_parts(self) -> OwnModules | None:
-        """Return copies of the backbone's norms and other tensors for a new task; None if the backbone has none."""
+        """Return a new task's copies of the backbone's norms and non-parameter tensors; None if there are none."""
         return self._copies.fresh()
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a task's copies of the norms, and of those other tensors of the backbone that are in ``saved``."""
+        """Return a task's copies of the backbone's norms, and of its non-parameter tensors that ``saved`` contains."""
         return self._copies.fresh(saved)
 
     def _open(self, learned: nn.Parameter) -> OpenSubnet:
@@ -138,7 +138,7 @@ class SubnetModel(TaskMaskedModel):
         self._in_training.open()
 
     def pass_gradients(self) -> None:
-        """Compute gradients of weights and scores from that of ``weight ⊙ mask``: :meth:`OpenSubnet.pass_gradients`."""
+        """Compute gradients of weights and scores after a backward pass: :meth:`OpenSubnet.pass_gradients`."""
         self._in_training.pass_gradients()
 
     def finish_task(self, keep_scores: bool = True, score_bits: int | None = None) -> None:
@@ -159,7 +159,7 @@ class SubnetModel(TaskMaskedModel):
         super()._end_training()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
-        """Return tasks with scores, from the first of ``tasks`` on, because each task starts from the last scores."""
+        """Return the tasks whose stored scores depend on ``tasks``: those trained from the first of them on."""
         order = self.masked_tasks
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
         return [task for task in order[first:] if task in self._learned]
@@ -215,7 +215,7 @@ class SubnetModel(TaskMaskedModel):
             return run_on(self.backbone, x)
 
     def mask_bits(self) -> float | None:
-        """Return the bits per weight and task of all masks compressed together; None if there are no masks."""
+        """Return the compressed size of all masks together, in bits per weight and task; None if there are no masks."""
         if not self.masked_tasks:
             return None
         code = encode_masks([self.binary_mask(task) for task in self.masked_tasks])

@@ -38,7 +38,7 @@ def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class StateSite:
-    """Place of a tensor in a backbone: a buffer, or an attribute of a module."""
+    """Location of a non-parameter tensor in a backbone: a buffer, or an attribute of a module."""
 
     name: str
     module: nn.Module
@@ -58,7 +58,7 @@ class StateSite:
 
 
 class TaskCopies:
-    """Copies of a backbone's ``norms`` and tensors at ``sites`` for each task, for the originals in a forward pass.
+    """Replacement of a backbone's ``norms``, and of its tensors at ``sites``, by a task's copies in a forward pass.
 
     The originals are frozen, and stored before the first is replaced, so that they can be restored even if a forward
     pass was interrupted.
@@ -75,7 +75,7 @@ class TaskCopies:
         self._reshaped: set[str] = set()
 
     def fresh(self, saved: Collection[str] | None = None) -> OwnModules | None:
-        """Return a new task's copies of norms and tensors (only the ``saved`` tensors); None if there are none."""
+        """Return a new task's copies of norms and tensors (only tensors in ``saved``, if given); None if none exist."""
         if not self.norms and not self.sites:
             return None
         copies = {name: deepcopy(norm) for name, norm in self.norms.items()}
@@ -91,7 +91,7 @@ class TaskCopies:
         return parts
 
     def drop_unchanged(self, parts: nn.Module | None) -> None:
-        """Delete those tensors of a task, in ``parts``, that have the same bits as the backbone's."""
+        """Delete from a task's ``parts`` the tensors that have the same bits as the backbone's."""
         own = _tensors_of(parts)
         for number, site in enumerate(self.sites):
             mine = own.get(str(number))
@@ -162,12 +162,12 @@ _STATE = "/state"
 
 
 def _tensors_of(parts: Any) -> dict[str, Any]:
-    """Return a task's dictionary: site number → tensor; its tensors can be replaced."""
+    """Return the dictionary of a task's tensors, site number → tensor, to be changed in place; empty without any."""
     return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
 
 
 def outline(model: nn.Module) -> dict[str, Any]:
-    """Return shapes and dtypes of the tensors at a model's sites, and hashes of all other non-parameter tensors."""
+    """Return name → shape and dtype (tensors that can be copied per task) or hash (other non-parameter tensors)."""
     sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(model)}
     own = {id(parameter) for parameter in model.parameters()}  # a recurrent layer has them in a list too
     others = ((name, tensor) for name, tensor in _attributes(model) if name not in sites and id(tensor) not in own)
@@ -192,7 +192,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def state_sites(backbone: nn.Module) -> Iterator[StateSite]:
-    """Yield the sites of all non-parameter tensors of a backbone that can be copied per task."""
+    """Yield a :class:`StateSite` for each non-parameter tensor of a backbone that can be copied per task."""
     for path, module in backbone.named_modules():
         for is_buffer, held in ((True, module._buffers), (False, vars(module))):
             for attribute, value in held.items():

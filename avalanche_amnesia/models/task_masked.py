@@ -71,7 +71,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return Computed(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """Return part name → part of ``vector``, which has one number per mask entry, ``(…, n)``."""
+        """Split ``vector``, ``(…, n)`` with one number per mask entry: return layer (or tensor) name → its numbers."""
         return MappingProxyType(dict(zip(self.graph.layers, vector.split(self.sizes, dim=-1), strict=True)))
 
     def binary_mask(self, task: int) -> Tensor:
@@ -87,7 +87,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return unpack_bits(self._masks[task], sum(self.sizes))
 
     def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
-        """Return the union of some tasks' masks, bool ``(n,)``: ``a^{≤t}``, computed again at every call.
+        """Return the union of some tasks' masks, bool ``(n,)`` (HAT's ``a^{≤t}``), computed again at every call.
 
         Args:
             tasks: tasks with masks; None: all of them.
@@ -102,13 +102,13 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Return the current mask of the task in training, bool ``(n,)``."""
 
     def mask_bits(self) -> float | None:
-        """Return the bits per weight and task of the masks compressed together; None if there is no such code."""
+        """Return the compressed size of all masks together, in bits per weight and task; None without a compression."""
         return None
 
     # Entries of the backbone ----------------------------------------------------------------------------------
 
     def entries_of(self, task: int) -> Mapping[str, Tensor]:
-        """Return the backbone entries that a task's mask covers: the task uses them and may change them.
+        """Return the entries of each backbone parameter that a task's mask covers: the task may use and change them.
 
         Args:
             task: a task label; a task without a mask (from a strategy without masks) uses all entries.
@@ -127,7 +127,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return torch.ones(sum(self.sizes), dtype=torch.bool, device=self._device)
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> frozenset[int]:
-        """Return those of ``tasks`` whose :meth:`entries_of` overlap ``entries``, i.e. which use any of ``entries``.
+        """Return those of ``tasks`` that use any of ``entries``, by their :meth:`entries_of`.
 
         Args:
             entries: full parameter name → bool tensor of the parameter's shape; entries outside the backbone, and
@@ -192,7 +192,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return self._opened
 
     def learned_by_backward(self) -> list[Tensor]:
-        """Return the tensors that a backward pass may give gradients: parameters, and leaf tensors of the mask."""
+        """Return the tensors that may get gradients: all parameters except the mask's, and the mask's leaf tensors."""
         learned = None if self._opened is None else getattr(self, self.learned_by)
         leaves = () if self._opened is None else self._opened.leaves.values()
         return [*(p for p in self.parameters() if p is not learned), *leaves]
@@ -229,7 +229,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             self.remove_task(task)
 
     def remove_task(self, task: int) -> None:
-        """Remove a task's head, other modules and mask, and all stored embeddings or scores that depend on them."""
+        """Remove a task's head, other modules and mask, and all stored embeddings or scores that depend on the task."""
         for other in self._learned_from([task]):
             self._learned.drop(other)
         super().remove_task(task)
@@ -254,7 +254,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Return the ``state_dict`` names of the masks of ``tasks``, the values learned from them, and statistics."""
+        """Return the ``state_dict`` names of the buffers of ``tasks``, and of stored values that depend on them."""
         going = dict.fromkeys(self._tensors, tasks) | {"_learned": self._learned_from(tasks)}
         tensors = [f"{name}.{task}" for name, of in going.items() for task in of if task in getattr(self, name)]
         return tensors + super().buffer_names(tasks)

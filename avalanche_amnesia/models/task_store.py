@@ -58,7 +58,7 @@ class TaskStore(nn.Module):
         self._show(self._in_sight)
 
     def _show(self, parts: dict[str, Any]) -> None:
-        """Register ``parts`` in torch; every change of the store does so, because :func:`whole` may be interrupted."""
+        """Register exactly ``parts`` in torch; called at every change, because :func:`whole` may be interrupted."""
         vars(self)[self.part] = parts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,12 +108,12 @@ class TaskTensors(TaskStore):
         self.held[str(task)] = tensor
 
     def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
-        """Replace the contents by zero tensors for the tasks and shapes in ``state``, so that it can be loaded."""
+        """Replace the contents by zeros for the tasks and shapes in ``state``, so that ``state`` can be loaded."""
         saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         self.held = {task: torch.zeros_like(value, device=device) for task, value in saved.items()}
 
     def reorder(self, tasks: Iterable[int]) -> None:
-        """Sort the stored tensors in the order of ``tasks``; tasks that are not listed come last."""
+        """Sort the stored tensors in the order of ``tasks``; unlisted tasks come last."""
         places = {str(task): place for place, task in enumerate(tasks)}
         self.held = dict(sorted(self.held.items(), key=lambda item: places.get(item[0], len(places))))
 

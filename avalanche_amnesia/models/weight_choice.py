@@ -1,4 +1,4 @@
-"""Deterministic choice of exactly the ``k`` weights with the highest scores, and ``weight ⊙ mask`` in training."""
+"""Deterministic choice of exactly ``k`` weights with the largest ``|score|``, and ``weight ⊙ mask`` in training."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
 
 
 def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
-    """Write the result of :func:`mark_largest`, for nonnegative ``sizes``, without a device synchronisation."""
+    """Do the same as :func:`mark_largest`, for nonnegative ``sizes``, by sorting, without a device synchronisation."""
     sizes = sizes.nan_to_num(nan=-1.0, posinf=math.inf)
     threshold = sizes.sort(descending=True).values[k - 1]
     above, tied = sizes > threshold, sizes == threshold
@@ -64,7 +64,7 @@ class MovingTop:
             self._update_whole(values)
 
     def _update_around(self, values: npt.NDArray[np.float32], near: float) -> bool:
-        """Rank only entries near the guessed threshold ``near``; return False, and change no result, if it is bad."""
+        """Search only near the guessed threshold ``near``; if it is wrong, return False and keep the old result."""
         low, high = np.float32(near * (1 - _BAND)), np.float32(near * (1 + _BAND))
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -90,7 +90,7 @@ class MovingTop:
             self._take(sizes, self._k)
 
     def _take(self, sizes: npt.NDArray[np.float32], k: int, index: npt.NDArray[np.int64] | None = None) -> None:
-        """Set ``threshold`` for the ``k`` largest of ``sizes``, and list the chosen entries equal to the threshold."""
+        """Set ``threshold`` for the ``k`` largest of ``sizes``, and ``others`` to the chosen entries equal to it."""
         first = len(sizes) - k
         ranked = np.partition(sizes, first)  # one pivot: two take ten times as long
         least = ranked[first]

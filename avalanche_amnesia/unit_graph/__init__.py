@@ -1,4 +1,4 @@
-"""The unit graph: the units that each entry of each value in a backbone depends on, read from torch.export."""
+"""Unit graph of a backbone, traced by torch.export: the units (masked layer outputs) that each value depends on."""
 
 import lazy_loader
 

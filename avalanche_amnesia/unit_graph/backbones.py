@@ -111,7 +111,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def in_batches(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``run(x)`` of a model in evaluation mode, computed for 512 samples at a time, on the CPU."""
+    """Return ``run(x)`` on the CPU, computed in evaluation mode on the model's device, 512 samples at a time."""
     device = next(model.parameters()).device
     with evaluating(model):
         return torch.cat([run(part.to(device)).cpu() for part in x.split(512)])
@@ -294,13 +294,13 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
 
 
 def first_real(module: nn.Module) -> Tensor:
-    """Return a module's first floating-point parameter, a trainable one if possible; without any, an empty tensor."""
+    """Return a module's first floating-point parameter, a trainable one if possible; without any, a new scalar."""
     real = [p for p in module.parameters() if p.is_floating_point()]
     return next((p for p in real if p.requires_grad), real[0] if real else torch.empty(()))
 
 
 def features_by_trying(backbone: nn.Module) -> Tensor | None:
-    """Return features ``(2, n_features)`` without values for an input shape found by trying, or None if none fits."""
+    """Try input shapes; return features ``(2, n_features)``, only for their shape and type, or None if none fits."""
     try:
         inputs = inputs_of(backbone, None)
         with undisturbed(backbone), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Export of a backbone in one mode to a functional graph of ATen operations: :func:`export`.
+"""Export of a backbone in training or evaluation mode to a functional graph of ATen operations: :func:`export`.
 
 Attributes of the graph keep their names in the backbone. No operation writes into its arguments.
 """
@@ -38,7 +38,7 @@ _one_at_a_time = threading.RLock()  # torch.export patches nn.Module for all thr
 
 @dataclass
 class Exported:
-    """Graph of a backbone in one mode: inputs are placeholders; parameters, buffers and constants are attributes."""
+    """Graph of a backbone in training or evaluation mode: inputs are placeholders, all other tensors are attributes."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
@@ -85,7 +85,7 @@ class _Root(nn.Module):
 
 
 class _NoStrangers(TorchFunctionMode):
-    """Torch mode: raise ModelError if a trainable tensor outside the backbone is used; export would freeze it."""
+    """Torch mode that raises ModelError if forward uses a trainable tensor outside the backbone (export freezes it)."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace norms by calls that write no running statistics; return the names of other buffers that are written."""
+    """Replace norms by calls that write no running statistics; return the names of other written buffers."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
@@ -294,7 +294,7 @@ def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
 
 
 def _before_norms(statistic: Any) -> Any:
-    """Return the buffer that a running statistic was computed from, by one or several calls of the same norm."""
+    """Return the original buffer of a running statistic, which one or several calls of its norm updated."""
     while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
         norm, number = statistic.args
         if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]

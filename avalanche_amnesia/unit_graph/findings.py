@@ -14,7 +14,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Finding:
-    """A part of a backbone that has no masking rule.
+    """A part of a backbone that can't be masked, with the reason and a remedy.
 
     Attributes:
         where: the module, parameter or operation.
@@ -46,7 +46,7 @@ class Unsupported(Exception):
 
 
 def bake_in(name: str) -> Fix:
-    """Return a change that removes the parametrisations of the module ``name`` and stores its present weights."""
+    """Return a function that replaces the parametrisations of the module ``name`` by its present weights."""
 
     def change(model: nn.Module) -> None:
         module = model.get_submodule(name)
@@ -64,7 +64,7 @@ def bake_in(name: str) -> Fix:
 
 
 def drop(names: Sequence[str]) -> Fix:
-    """Return a change that removes the parameters in ``names``, which no operation reads, and modules left empty."""
+    """Return a function that removes the parameters in ``names`` from a model, and modules left empty."""
 
     def change(model: nn.Module) -> None:
         for name in names:

@@ -26,7 +26,7 @@ _MUCH_LESS = 0.6
 
 
 class OpenEntries(NamedTuple):
-    """Rows and columns of a weight ``(units, inputs, …)`` that a mask covers (None: all), and the share it saves."""
+    """Rows and columns of a weight ``(units, inputs, …)`` in a mask (None: all), and the fraction of other entries."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -56,7 +56,7 @@ class Computed(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer of the backbone whose outputs are masked; ``sets`` has the set number of each unit, ``(units,)``."""
+    """A layer with masked outputs (units); ``sets``, ``(units,)``, has the number of each unit's set in UnitSets."""
 
     name: str
     units: int
@@ -121,7 +121,7 @@ class UnitGraph:
         return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the entries (True) of each parameter that one mask covers: where :meth:`parameter_use` is positive.
+        """Return a bool tensor per parameter, True at entries that a mask covers (:meth:`parameter_use` above 0).
 
         Args:
             mask: layer name → ``(units,)``, bool.
@@ -140,7 +140,7 @@ class UnitGraph:
         return Computed(self.factors, covered)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Return the rows and columns of each weight that ``units``, bool ``(n_units,)``, covers, if a small share."""
+        """Return weight name → rows and columns that the mask ``units``, bool ``(n_units,)``, covers, if few."""
         of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
@@ -156,12 +156,12 @@ class UnitGraph:
         return found
 
     def sources(self, layer: str) -> Tensor | None:
-        """Return the set numbers of a layer's inputs, or None if it has no weight with two factors (only a bias)."""
+        """Return the numbers of the unit sets that feed a layer; None if no weight connects its units to inputs."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
     def layer_of(self, parameter: str) -> int:
-        """Return the index of the layer whose sparsity applies to a parameter: the layer of its (first) unit."""
+        """Return the index of the layer that a parameter belongs to: the layer of its first unit."""
         return self._layer_of[parameter]
 
     @cached_property
@@ -174,7 +174,7 @@ class UnitGraph:
 
 @dataclass
 class Draft:
-    """A unit graph under construction; the walks in training and in evaluation mode both write to it."""
+    """A unit graph under construction, filled by walks over the backbone's graphs in training and evaluation mode."""
 
     ungated: frozenset[LayerKey] = frozenset()  # layers whose outputs get no gate, see needless()
     biases: set[str] = field(default_factory=set)  # of layers with gates
@@ -190,7 +190,7 @@ class Draft:
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """Return the layer of a weight, created at its first call and reused at later calls and in the other mode."""
+        """Return the layer of a weight: created at the first call with it, then reused, also in the other mode."""
         places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
@@ -209,7 +209,7 @@ class Draft:
         return self.layers[name]
 
     def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Record the set numbers (``factors``) of a parameter's entries: an entry is in use if all its sets are."""
+        """Record the unit sets (``factors``) of a parameter's entries: an entry is in use if all its sets are."""
         for part in parameter.parts:
             if part.owned:
                 continue
@@ -248,7 +248,7 @@ class Draft:
         return frozenset(keys), biases
 
     def _of_entries(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Convert factors over a computed tensor to factors over the parameter that it is computed from."""
+        """Convert unit sets of a computed tensor's entries to unit sets of the entries of its parameter."""
         if part.whole:
             return factors
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1
@@ -260,5 +260,5 @@ class Draft:
 
 
 def _are(factor: Tensor, sets: Tensor) -> bool:
-    """Return True if a factor lists the units of a layer in order."""
+    """Return True if ``factor`` contains exactly the set numbers ``sets`` of a layer's units, in order."""
     return torch.equal(factor.reshape(-1), sets)

@@ -67,7 +67,7 @@ class Program:
 
 
 class Sizes:
-    """Input sizes for which a traced graph is valid: shapes, and conditions on their sizes."""
+    """Limits of a traced graph's validity: input shapes with free sizes, and conditions on these sizes."""
 
     def __init__(self, shapes: Sequence[tuple[int | str, ...]], guards: Sequence[str]) -> None:
         self._shapes, self._guards = tuple(shapes), tuple(guards)

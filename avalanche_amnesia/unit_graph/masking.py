@@ -58,7 +58,7 @@ def tensor_in(result: Any, number: int) -> Tensor:
 
 
 class LayerMasks(dict[str, Tensor]):
-    """Dict: layer name → mask, with the open entries of large weights."""
+    """Dict: layer name → mask; ``entries`` has the rows and columns to compute of weights that are mostly unused."""
 
     entries: Mapping[str, OpenEntries]
 
@@ -91,7 +91,7 @@ AS_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def over_open(
     masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
-    """Return a layer's result, computed only from the weight entries that the masks cover; closed units are 0."""
+    """Return a layer's result; if that saves time, skip weight entries outside the masks (closed units are then 0)."""
     operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
     entries = masks.entries.get(name) if isinstance(masks, LayerMasks) else None
     if entries is None or entries.saved * weight.numel() * (x.numel() // x.shape[axis]) < WORTH_IT:

@@ -192,7 +192,7 @@ class OwnModules(nn.ModuleDict):
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> OwnModules:
-        """Set ``requires_grad``, except for parameters that were frozen in the backbone."""
+        """Set ``requires_grad`` of all parameters except those frozen in the backbone."""
         for parameter, learns in zip(self.parameters(), self._learns, strict=True):
             parameter.requires_grad_(requires_grad and learns)
         return self

@@ -36,7 +36,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_p
 
 
 class Known(Generic[Item]):
-    """Cache of the ``most`` recently used items by key: traces by structure, or the entries that masks use."""
+    """Cache of up to ``most`` items by key, which drops the least recently used item when it is full."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -50,7 +50,7 @@ class Known(Generic[Item]):
         return found
 
     def put(self, key: Hashable | None, item: Item) -> None:
-        """Store an item, and remove the least recently used one if the cache is full; None is no key."""
+        """Store an item, and drop the least recently used one if the cache is full; do nothing if ``key`` is None."""
         if key is not None:
             self._held[key] = item
             if len(self._held) > self._most:
@@ -91,7 +91,7 @@ def examine(
     frozen: Collection[str] = (),
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
-    """Return the trace of a feature extractor, or None, and the list of all reasons why it can't be masked."""
+    """Trace a backbone; return its :class:`Trace`, or None, and the list of all reasons why it can't be masked."""
     checks.one_of("norm", norm, NormChoice)
     if input_shape is not None:
         if isinstance(input_shape, str) or not isinstance(input_shape, Iterable):
@@ -137,7 +137,7 @@ def _called(backbone: nn.Module, name: str) -> list[str]:
 
 @dataclass
 class _Tracing:
-    """The state of one trace; arguments as in :func:`examine`."""
+    """One tracing of a backbone in training and evaluation mode; arguments as in :func:`examine`."""
 
     backbone: nn.Module
     inputs: Inputs

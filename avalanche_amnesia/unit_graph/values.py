@@ -1,4 +1,4 @@
-"""Knowledge of each value while a graph is interpreted: computed from the input, from parameters, or constant.
+"""Classes for the values in a traced graph: the units or parameters that each entry of a tensor depends on.
 
 Each value has an integer tensor of the same shape, whose entries name *sets* of units. An entry is zero if all
 units of its set are masked. Reshaping, slicing and concatenating apply the same operation to that tensor. A sum
@@ -42,7 +42,7 @@ class UnitSets:
         return len(self._sets)
 
     def add_layer(self, units: int) -> Tensor:
-        """Add a layer of ``units`` new units, and return the number of the set of each single unit, ``(units,)``."""
+        """Add a layer of ``units`` new units; return the number of each unit's own one-element set, ``(units,)``."""
         first = self.n_units
         self.n_units += units
         return torch.tensor([self._of(frozenset({unit})) for unit in range(first, self.n_units)])
@@ -110,7 +110,7 @@ class UnitSets:
     # Use of sets under masks ----------------------------------------------------------------------------------
 
     def table(self, numbers: Sequence[int]) -> Tensor:
-        """Return the units of each set, one column each: ``n_units`` means ``ALWAYS``, ``n_units + 1`` ``NOTHING``."""
+        """Return the units of some sets, one per column; ``n_units`` stands for ALWAYS, ``n_units + 1`` for NOTHING."""
         ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
         rows = [ends.get(number) or sorted(self._sets[number]) for number in numbers]
         width = max(map(len, rows))
@@ -203,7 +203,7 @@ class Dependence:
 
     @cached_property
     def place(self) -> Tensor:
-        """Return the number of the parameter's entry or group for each entry of the tensor."""
+        """Return, for each entry of the tensor, the number of the parameter's entry (or group) that it depends on."""
         # Computed on demand, because most parameters are used directly and the numbers take more memory.
         return torch.arange(self.size.numel()).reshape(self.size) if self.moved_to is None else self.moved_to
 
@@ -216,7 +216,7 @@ class Dependence:
         return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
     def mixed(self, result: Tensor) -> Dependence:
-        """Return the dependence of a tensor whose entry ``i`` combines all entries with ``result`` equal to ``i``."""
+        """Return the dependence of a new tensor; its entry ``i`` combines all old entries where ``result`` is ``i``."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
@@ -226,7 +226,7 @@ class Dependence:
 
 
 def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
-    """Return the connected component's number for each of ``n`` nodes, for edges from ``first`` to ``second``."""
+    """Return the number of each node's connected component, for ``n`` nodes with edges ``first`` → ``second``."""
     least = torch.arange(n)
     while True:
         before = least
@@ -307,12 +307,12 @@ def filled(ids: Tensor) -> Tensor:
 
 
 def always_in_use(like: Tensor) -> Value:
-    """Return a value of a tensor's shape that no mask affects."""
+    """Return a :class:`Value` in the shape of ``like`` that no mask affects."""
     return Value(torch.full((), ALWAYS).expand(like.shape))
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return all leaves (objects that are not containers) of nested containers, in order."""
+    """Return all objects in nested containers that are no containers themselves, in order."""
     found: list[Any] = []
     map_leaves(tree, found.append)
     return found

@@ -2,7 +2,7 @@
 
 Each weighted layer gets its own units. Its mask multiplies its output directly, or is folded into the norm that
 follows. Each operation has a rule (see :mod:`~avalanche_amnesia.unit_graph.rules`) that returns the units of
-its result. An operation without a rule reads masked entries as +0, and its result counts as always in use: that
+its result. An operation without a rule reads no entry that other tasks change, and its result is always in use: that
 protects more than necessary and never less. A part that can't be masked is reported as a
 :class:`~avalanche_amnesia.unit_graph.findings.Finding`.
 
@@ -62,7 +62,7 @@ def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
 
 
 def derives(*targets: Any) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a rule for operations on parameters only: the result's dependences."""
+    """Return a decorator that registers a rule for operations on parameters only; the rule returns a ParameterValue."""
     return _registering(DERIVATIONS, targets)
 
 
@@ -225,7 +225,7 @@ class Walk:
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Set masked inputs of an operation without a rule to +0, and return its result as in use under every mask."""
+        """Treat an operation without a rule: mask its DIRTY inputs, and count its result as in use under every mask."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
@@ -280,7 +280,7 @@ class Walk:
         return made
 
     def zero_inputs(self, node: fx.Node, *, dirty_only: bool = False) -> None:
-        """Insert masks before a node, so that the masked entries of its inputs are exactly zero."""
+        """Insert masks before a node, so that masked entries of its inputs (``dirty_only``: of DIRTY ones) are zero."""
         for source in list(node.all_input_nodes):
             value = self.values.get(source)
             # Constant masked entries (one half after a sigmoid) hold no other task's data: only some rules need zeros.
@@ -316,7 +316,7 @@ class Walk:
         return self._masked[node]
 
     def _norm_follows(self, node: fx.Node, value: Value) -> bool:
-        """Return True if a node's only reader is a batch or instance norm that can absorb the node's mask."""
+        """Return True if only one operation reads a node: a batch or instance norm that can absorb the node's mask."""
         if len(node.users) != 1:
             return False
         others = [size for dim, size in enumerate(compact(value.ids).shape) if dim != 1]
@@ -361,7 +361,7 @@ _SHAPE_FIX = "write it with operations whose shapes do not depend on the data"
 
 
 def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation without a rule on parameters: each entry depends on all their entries."""
+    """Return the result of an operation on parameters without a rule: each entry depends on all of their entries."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
 
     def one(result: Any) -> Any:

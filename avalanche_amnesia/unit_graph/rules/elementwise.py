@@ -69,7 +69,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
 
 
 def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Record that each entry of a parameter is combined with a value of the units ``ids`` and so is used by them."""
+    """Record that the units ``ids`` use a parameter's entries; return the possible contents of masked entries."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
@@ -124,7 +124,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.where)
 def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
-    """Return the units on which each entry of ``torch.where`` depends: those of both operands and the condition."""
+    """Return the unit sets of ``torch.where``: an entry depends on the units of both operands and of the condition."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
         return walk.conservative(node)
@@ -166,7 +166,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 
 @rule(*POLES)
 def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """Raise Unsupported for a function with infinite value or slope at 0 if a mask makes zeros: gradients are lost."""
+    """Return the unit sets of a function with infinite value or slope at 0; raise Unsupported if masks make zeros."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
             "masked units are zero, where this function or its slope is infinite", "add a small number first"

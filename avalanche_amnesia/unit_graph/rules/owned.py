@@ -19,7 +19,7 @@ A: Any = torch.ops.aten
 
 @rule(A.batch_norm.default, A.instance_norm.default)
 def by_channel(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *options: Any) -> Any:
-    """Replace a batch or instance norm (mini-batch or running statistics) by the task's copy, unless tasks share it."""
+    """Replace a batch or instance norm by the task's own copy, unless all tasks may share the norm."""
     own, momentum, eps = options[2:5]  # after the running statistics
     kind: NormKind = "batch" if node.target is A.batch_norm.default else "instance"
     statistics = tuple(str(given.target) for given in node.args[3:5] if isinstance(given, fx.Node))

@@ -77,7 +77,7 @@ def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
 
 
 def _again(operand: Any, move: Any) -> Any:
-    """Return a value or a parameter after ``move``, applied to its set numbers or entry numbers."""
+    """Apply ``move`` to the set numbers of a value, or to the entry numbers of a parameter, and return the result."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
     first = move(operand.parts[0].place)

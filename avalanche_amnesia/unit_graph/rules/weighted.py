@@ -32,7 +32,7 @@ def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **o
 
 
 def _moves(weight: Any) -> bool:
-    """Return True if tasks train a parameter of the weight, because only then a layer gets units."""
+    """Return True if several tasks train a parameter of the weight; only then does its layer get units."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
@@ -45,7 +45,7 @@ def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
 
 
 def _plain(bias: Any) -> str | None:
-    """Return the name of the parameter that is the whole bias and is trained, or None."""
+    """Return the parameter name of a bias that is one whole, trained parameter; else None."""
     parts = bias.parts if isinstance(bias, ParameterValue) and not bias.fixed else ()
     return parts[0].name if len(parts) == 1 and parts[0].whole else None
 
