@@ -641,7 +641,7 @@ def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: P
 
 
 def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None, key: bytes | None) -> None:
-    """Save a strategy and, if a file is given, its record: none of the two without the other."""
+    """Save a strategy and, if ``record`` names a file, the unlearning record: both or neither."""
     if record is None:
         training.save_state(strategy, into, key)
         return
@@ -652,7 +652,7 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
 
 
 def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by: Path | None) -> tuple[Any, Any, Any]:
-    """Return a factory's strategy with a loaded state, its unlearning plugin and the private key; check the folders."""
+    """Build a strategy and load a saved state into it; return it with its unlearning plugin and the private key."""
     key, public = _read_key(sign, "--sign"), _read_key(by, "--public-key")
     before = read_body(state)  # report a path without a state first
     refuse_foreign(into)

@@ -1,4 +1,4 @@
-"""Model of a frozen network and ridge regression from sums of whole numbers: any sample can be subtracted exactly."""
+"""Model with a frozen network and a ridge regression on integer sums; any sample can be subtracted exactly."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -25,15 +25,15 @@ _RIDGES = [10.0**power for power in range(-1, 7)]  # compared by generalised cro
 
 @lru_cache(maxsize=4)
 def _lower(width: int, device: torch.device) -> Tensor:
-    """Return the positions, in a flattened square matrix, of its lower triangle by rows."""
+    """Return the indices of the lower triangle, row by row, in a flattened square matrix."""
     row, column = torch.tril_indices(width, width, device=device)
     return row * width + column
 
 
 class TaskSums(NoHead):
-    """Sums over one task's samples in whole numbers (int64 if not stated), so the order of additions does not matter.
+    """Integer sums over one task's samples, for its regression head; the order of additions does not matter.
 
-    Attributes: ``φ`` is a sample's vector of D whole numbers, see :class:`AnalyticModel`.
+    Attributes: int64 if not stated; ``φ`` is a sample's vector of D whole numbers, see :class:`AnalyticModel`.
         gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``, int32 if all its entries fit.
         classes, sums: labels of the classes with samples, in order, ``(C,)``, and the sum of ``φ`` of each, ``(C, D)``.
         hashes: 8 bytes of the BLAKE3 hash of each sample's ``φ`` and label, in the order of learning, ``(n,)``.
@@ -61,19 +61,19 @@ class TaskSums(NoHead):
         self.register_buffer("originals", originals)
 
     def twin(self) -> "TaskSums":
-        """Return a copy that shares all tensors; :meth:`change` replaces tensors, and never writes into them."""
+        """Return a copy that shares all tensors; :meth:`change` replaces tensors, so the original keeps its values."""
         made = copy(self)
         made._buffers, made.seen = dict(self._buffers), None
         return made
 
     def forward(self, features: Tensor) -> Tensor:
-        """Store ``φ`` of the first forward after the last addition; return zeros as logits."""
+        """Store the mini-batch's features ``φ``, unless some are stored already; return zeros as logits."""
         self.seen = features if self.seen is None else self.seen
         return super().forward(features)
 
     @torch.inference_mode(False)
     def change(self, rows: Tensor, places: Tensor | None = None) -> None:
-        """Add samples, rows of ``φ`` and label int16 ``(n, D + 1)``; or subtract those at ``places`` of ``hashes``."""
+        """Add samples, rows of ``φ`` and label int16 ``(n, D + 1)``; or subtract them, if ``places`` are given."""
         if places is None:
             self.hashes = torch.cat([self.hashes, hashes_of(rows)])
             self.kept = torch.cat([self.kept, rows[:, : self.kept.shape[1]]])
@@ -94,7 +94,7 @@ class TaskSums(NoHead):
 
 
 def hashes_of(rows: Tensor) -> Tensor:
-    """Return 8 bytes of the BLAKE3 hash of each row of whole numbers, int64 ``(n,)``."""
+    """Hash each row of whole numbers with BLAKE3; return the first 8 bytes of each hash as int64 ``(n,)``."""
     made = [int.from_bytes(blake3(row.tobytes()).digest(8), "little", signed=True) for row in rows.cpu().numpy()]
     return torch.tensor(made, dtype=torch.int64, device=rows.device)
 
@@ -175,7 +175,7 @@ class AnalyticModel(MultiHeadModel):
         self.backbone.requires_grad_(False).eval()
 
     def features(self, x: Any, task: int | Tensor = 0) -> Tensor:
-        """Return ``φ`` of a batch: whole numbers, float64 ``(N, D)``; the last column is ``1 / step``.
+        """Return a batch's features as whole numbers ``φ``, float64 ``(N, D)``; the last column is ``1 / step``.
 
         Raises:
             TaskError: for features that are not finite.
@@ -206,7 +206,7 @@ class AnalyticModel(MultiHeadModel):
         return torch.cat(made)[: len(x)]
 
     def fault_of_network(self, x: Any) -> str | None:
-        """Return, as text or None, why features of a sample may change: buffers, its mini-batch, chance."""
+        """Return why a sample's features may change (buffers, mini-batch or chance) as text; None if they do not."""
         buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.settings[2])
         rows = torch.arange(batch, device=x.device)
         first = x[rows.clamp(max=len(x) - 1)]
@@ -225,7 +225,7 @@ class AnalyticModel(MultiHeadModel):
         )
 
     def adaptation(self, experience: Any) -> None:
-        """As the base class; in a training begin a part of each task, or raise TaskError if its classes do not fit."""
+        """Add heads for new tasks; in training, copy the tasks' sums to add to; raise TaskError if classes differ."""
         super().adaptation(experience)
         named = of_whole(experience, "original_classes", ())
         for task in map(int, experience.task_labels if self.training else ()):
@@ -252,7 +252,7 @@ class AnalyticModel(MultiHeadModel):
         return made
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
-        """Replace all sums by finished ones into which ``state`` can be loaded: equal shapes may be of other types."""
+        """Replace all tasks' sums by new ones with the shapes and dtypes of ``state``, so that it can be loaded."""
         for task in self.tasks:
             self.remove_task(task)
         super()._match_tasks(state)
@@ -261,11 +261,11 @@ class AnalyticModel(MultiHeadModel):
 
     @staticmethod
     def rows(features: Tensor, labels: Tensor) -> Tensor:
-        """Return samples as whole numbers: ``φ`` ``(n, D)`` and labels ``(n,)`` as int16 ``(n, D + 1)``."""
+        """Join features ``φ`` ``(n, D)`` and labels ``(n,)`` into one row per sample, int16 ``(n, D + 1)``."""
         return torch.cat([features, labels[:, None]], 1).short()
 
     def subtract(self, task: int, places: Tensor, rows: Tensor) -> bool:
-        """Subtract the samples at ``places`` of a finished task; return False if they have other hashes there."""
+        """Subtract samples from a trained task's sums; return False if the hashes stored at ``places`` differ."""
         new = self.heads[task].twin()
         if there := torch.equal(new.hashes[places], hashes_of(rows)):
             new.change(rows, places)
@@ -278,26 +278,26 @@ class AnalyticModel(MultiHeadModel):
         """Do nothing: a class without samples has no sums."""
 
     def remove_task(self, task: int) -> None:
-        """Remove the sums of ``task``, and all heads and totals computed with them."""
+        """Remove the sums of ``task`` and all heads computed with them, and subtract them from the cached total."""
         super().remove_task(task)
         self._settle(task)
 
     def _settle(self, task: int) -> None:
-        """Remove heads that were computed with earlier sums of ``task``, and renew the total."""
+        """Delete cached heads computed with earlier sums of ``task``, and update the cached total over all tasks."""
         _SOLVED[self] = {key: head for key, head in _SOLVED.get(self, {}).items() if key not in (None, task)}
         if self in _TOTAL:
             self._total([self.heads[other] for other in self.tasks])
 
     def head(self, task: int) -> nn.Module:
-        """Return the regression of a task, as the base class its head; for the task in training its sums."""
+        """Return a task's head: the regression on its sums or, while the task is in training, the sums themselves."""
         found = super().head(task)
         in_training = self.training and task in self.heads.unfinished
         return found if in_training or not isinstance(found, TaskSums) else self._solved(task, [found])
 
     def forward(self, x: Any, task_labels: int | Tensor | None = None) -> Tensor:
-        """Return the logits of a batch as the base class; without ``task_labels``, of all classes of all tasks.
+        """Return the logits for each sample's task or, without ``task_labels``, for all classes of all tasks.
 
-        Those are ``(batch, largest class + 1)``, numbered as in the user's data; ``-1000`` for classes without samples.
+        All classes: ``(batch, largest class + 1)``, numbered as in the user's data; ``-1000`` if one has no samples.
 
         Raises:
             ValueError: without ``task_labels``, if there is no task.
@@ -309,7 +309,7 @@ class AnalyticModel(MultiHeadModel):
         return self._solved(None, [self.heads[task] for task in self.tasks])(self.features(x))
 
     def _solved(self, task: int | None, parts: Sequence[TaskSums]) -> nn.Linear:
-        """Return the regression on the sums ``parts``, computed again if they have changed."""
+        """Return the cached regression head for the sums ``parts``; compute it again if sums or ridge have changed."""
         buffers = [buffer for part in parts for buffer in part.buffers()]
         versions = self.ridge, [(id(buffer), buffer._version) for buffer in buffers]
         known = _SOLVED.setdefault(self, {})
@@ -319,7 +319,7 @@ class AnalyticModel(MultiHeadModel):
 
     @torch.inference_mode(False)
     def _total(self, parts: Sequence[TaskSums]) -> Tensor:
-        """Return the sum of ``gram`` of all tasks, int64: the last total, minus those replaced since, plus new ones."""
+        """Return the sum of all tasks' ``gram``, int64: update the last total by the tasks that have changed since."""
         now = {(id(part.gram), part.gram._version): part.gram for part in parts}
         total, before = _TOTAL.pop(self, (self.settings, {}))
         if not before.keys() & now.keys() or any(key[1] != gram._version for key, gram in before.items()):
@@ -351,7 +351,7 @@ class AnalyticModel(MultiHeadModel):
 
 
 def _best_ridge(gram: Tensor, sums: Tensor, n: int, unit: float, ridges: Sequence[float] = _RIDGES) -> float:
-    """Return the ridge with the least generalised cross-validation, ``n |y - ŷ|² / (n - tr H)²``; ``|y|² = n``."""
+    """Return the ridge with the least generalised cross-validation error ``n |y - ŷ|² / (n - tr H)²``; ``|y|² = n``."""
     values, vectors = torch.linalg.eigh(gram)
     values, power = values.clamp(min=0), (sums @ vectors).square().sum(0)
     shrinks = 1 / (values + unit * values.new_tensor(ridges)[:, None])

@@ -53,7 +53,7 @@ class TaskMemory:
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
-        """Draw and store a task's samples and the model's logits, which depend on the tasks ``known`` (None: all)."""
+        """Draw and store samples of a task with the model's logits, which depend on the tasks ``known`` (None: all)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
         index = torch.randperm(len(experience.dataset), generator=generator)[: self.memory_per_task]
         x, y = (part.clone() for part in task_data(experience, index))
@@ -61,7 +61,7 @@ class TaskMemory:
         self.samples = {other: held for other, held in self.samples.items() if other != task} | {task: stored}
 
     def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
-        """Replace a task's stored logits by the model's current logits; ``only_right``: NaN for misclassified."""
+        """Replace a task's stored logits by the model's current ones; ``only_right``: NaN for misclassified samples."""
         held = self.samples[task]
         logits = _logits(model, held.x, task)
         if only_right:
@@ -78,7 +78,7 @@ class TaskMemory:
         return {task: part for task, part in parts.items() if len(part)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: samples, their number and seed."""
+        """Return the state to save: the samples, the maximum number per task, and the seed."""
         samples = {task: dict(vars(held)) for task, held in self.samples.items()}
         return {"memory_per_task": self.memory_per_task, "seed": self.seed, "samples": samples}
 
@@ -91,7 +91,7 @@ class TaskMemory:
         self.samples = {task: made(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
-        """Delete the samples of ``tasks``, and all logits of models trained on them; return the number of samples."""
+        """Delete samples of ``tasks``, and logits that depend on these tasks; return the number of deleted samples."""
         change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         kept = {task: samples for task, samples in self.samples.items() if task not in tasks}

@@ -1,4 +1,4 @@
-"""Models with separate networks: one per task (exact unlearning, T times the size), or per unlearnable task only."""
+"""Models with one network per task, or a main network and one per unlearnable task; both can unlearn exactly."""
 
 from collections.abc import Mapping
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""Baseline PALL: every task has a subnetwork, whose weights an unlearning resets and fine-tunes."""
+"""Baseline PALL: a subnetwork per task; unlearning resets its weights, and fine-tunes those that other tasks use."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Unpack
@@ -26,7 +26,7 @@ _REPAIR_BATCH = 64
 
 
 class PALLPlugin(SubnetPlugin):
-    """Avalanche plugin of PALL: redraws scores and free weights before a task, and fine-tunes after an unlearning.
+    """Avalanche plugin of PALL: redraws scores and unused weights before a task, and fine-tunes after an unlearning.
 
     Arguments and errors are those of :class:`PALL`; ``store`` is the trajectory: the updates of tasks and repairs.
     """
@@ -59,7 +59,7 @@ class PALLPlugin(SubnetPlugin):
         self.memory.load_state(memory)
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: prepare its mask, redraw free weights; unchosen ones later become ``θ^(0)``."""
+        """Before a task's training: prepare its mask, and redraw unused weights; unchosen ones are restored later."""
         super().before_training_exp(strategy, **kwargs)
         model = self.model_of(strategy)
         drawn = model.by_layer(self._draw(model, "weights", model.current_task))
@@ -79,7 +79,7 @@ class PALLPlugin(SubnetPlugin):
         return self.repair_steps > 0 and task in self.memory.samples
 
     def compensate(self, model: SubnetModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Fine-tune the reset weights that remaining tasks use, on these tasks' samples; no other weight changes."""
+        """Delete samples of ``gone``, and fine-tune the reset weights that remaining tasks use; return record lines."""
         lines = [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
         shared, readers = self._shared(model, removal.written())
         if not readers or not self.repair_steps:
@@ -98,7 +98,7 @@ class PALLPlugin(SubnetPlugin):
         return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
 
     def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
-        """Return the reset entries that remaining tasks use (name → bool tensor), and the list of these tasks."""
+        """Return the reset entries that tasks with stored samples use (name → bool tensor), and these tasks."""
         readers = {}
         for task in model.masks:
             use = model.entries_of(task)

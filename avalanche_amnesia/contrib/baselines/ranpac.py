@@ -1,4 +1,4 @@
-"""Strategy RanPAC: one pass over each task's samples, whose features are summed; unlearning subtracts them."""
+"""Strategy RanPAC: sum the features of each task's samples in one pass, and subtract them to unlearn."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
@@ -20,11 +20,11 @@ _USELESS = "EWC MAS GEM AGEM LwF LFL SynapticIntelligence Replay GDumb MIR RWalk
 
 
 class _AllClasses(TaskInference):
-    """Inference of class and task by the regression over the classes of all tasks."""
+    """Inference of a sample's class and task by one regression over the classes of all tasks."""
 
     @torch.no_grad()
     def __call__(self, x: Tensor | Mapping[str, Tensor], task: int | None = None) -> Prediction:
-        """Return each sample's class; its task is the one with samples of the class that began last."""
+        """Return each sample's class and task; if several tasks have samples of the class, the newest of them."""
         if task is not None:
             return super().__call__(x, task)
         logits = self.model(x)
@@ -39,7 +39,7 @@ class _AllClasses(TaskInference):
 
 
 class RanPAC(TaskStrategy):
-    """Strategy with a frozen network: unlearns tasks, classes and samples exactly, by subtraction.
+    """Strategy with sums of a frozen network's features: unlearns tasks, classes and samples exactly, by subtraction.
 
     Training adds each sample of a task to the task's sums, in one pass in the order of the data, without an optimizer.
     Later experiences of the task add to it: requests are for all of them, and positions count over them in their order.
@@ -87,7 +87,7 @@ class RanPAC(TaskStrategy):
         )
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        """Add samples to their tasks' sums, with the arguments of the base class; ``shuffle`` has no effect."""
+        """Train: add samples to their tasks' sums. Arguments are those of the base class; ``shuffle`` has no effect."""
         if self.train_epochs != 1:
             raise ValueError(f"train_epochs must be 1, got {self.train_epochs}: another pass adds all samples again")
         return super().train(experiences, eval_streams, **kwargs | {"shuffle": False})  # sums have no order
@@ -96,7 +96,7 @@ class RanPAC(TaskStrategy):
         """Do nothing: no parameter is trained."""
 
     def optimizer_step(self) -> None:
-        """Add the mini-batch to the sums of its task, whose first one also checks the network."""
+        """Add the mini-batch to its task's sums; before a task's first one, check that the features are repeatable."""
         sums, labels = self.model.heads[single_task(self.experience)], self.mb_y
         if not len(sums.hashes):
             self._refuse(self.model.fault_of_network(self.mb_x))

@@ -1,4 +1,4 @@
-"""Optional metrics: relapse, membership inference, mask overlap, unit owners, cost, and statistics over seeds."""
+"""Optional metrics: relapse, membership inference, feature distances, use of masks, cost, and statistics over seeds."""
 
 import lazy_loader
 

@@ -11,7 +11,7 @@ from avalanche_amnesia.evaluation.references import References
 
 
 def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """Return the Euclidean distance per sample of two ``(n, features)``: float64 ``(n,)``, ≥ 0, lower is closer."""
+    """Return the Euclidean distance per sample of two tensors ``(n, features)``: float64 ``(n,)``, lower is closer."""
     check_pair(features_a, features_b)
     return (features_a.double() - features_b.double()).norm(dim=1)
 
@@ -72,7 +72,7 @@ _DISTANCES: dict[str, tuple[str, float, Callable[[Tensor, Tensor], Tensor]]] = {
 
 
 def distance_metrics(references: References, *, noise_floor: Sequence[Floor] = ("order",)) -> list[OtherDistance]:
-    """Return one :class:`OtherDistance` per distance, on the features that the JSD metric reads through own masks.
+    """Return the Euclidean, cosine and CKA metrics (:class:`OtherDistance`) of features through each task's own mask.
 
     Args:
         references: the run's references.

@@ -126,7 +126,7 @@ def owners_metrics() -> list[Owners]:
 
 @figures.house_style
 def capacity_figure(names: Sequence[str], capacity: Sequence[float], requested: Sequence[bool]) -> Figure:
-    """Draw the free capacity after every event; vertical lines mark unlearnings."""
+    """Draw the free capacity after every training and unlearning; vertical lines mark unlearnings."""
     room = 3.5 * max(map(len, names), default=0)  # for slanted names
     figure = figures.new_figure(170 + room, min(max(figures.WIDTH, 32 * len(names) + 80), 1440))
     ax = figure.subplots()

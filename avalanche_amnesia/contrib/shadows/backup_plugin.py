@@ -202,7 +202,7 @@ class BackupPlugin(Plugin):
         return result
 
     def _learned(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → update by a task's shadows without ``gone``; at common entries, by the last one."""
+        """Return parameter name → update by the task's shadows for ``gone``; the last one counts at shared entries."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in gone if other in of_task):
@@ -213,7 +213,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Copy the shadows' norms to affected tasks; delete all shadows of, or without, a task in ``gone``."""
+        """Copy the shadows' norms to affected tasks; delete the shadows that concern ``gone``; return record lines."""
         change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
         for task, of_task in self.kept.items():

@@ -19,7 +19,7 @@ from avalanche_amnesia.trajectory.sparse import SparseValues
 
 
 class Shadow:
-    """Copy of an earlier task's entries (its region), trained on the task in training as if the earlier were unlearned.
+    """Copy of an earlier task's entries (the region), trained on the current task as if the earlier were unlearned.
 
     One forward pass uses the shadow's values in the region, and the main weights elsewhere.
     With region ``C``, shadow ``B`` and the earlier task's update ``D``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
@@ -49,14 +49,14 @@ class Shadow:
         self._step = BareStep(sibling_optimizer(optimizer, self.parameters))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits ``(batch, classes)`` of the task in training, through its gate, in training mode."""
+        """Return the logits ``(batch, classes)`` of the task in training, through its soft mask, in training mode."""
         head, gate = self.model.head(self.task), self.model.gate.leaves.detached()
         features = functional_call(self.model.backbone, self._weights(), (x, self.parts, gate))
         return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
-        """Return parameter name → weights of the shadow network, with copies of main weights outside the region."""
+        """Return parameter name → shadow weights; outside the region, main weights minus the earlier task's update."""
         torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
@@ -76,7 +76,7 @@ class Shadow:
         return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
     def masked_features(self, x: Tensor) -> Tensor:
-        """Return features ``(batch, features)`` through the task's binary mask."""
+        """Return the shadow network's features ``(batch, features)`` through the task's binary mask."""
         mask = self.model.read_mask(self.model.binary_mask(self.task))
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 

@@ -241,7 +241,7 @@ def SplitCIFAR100(
 
 
 def files_of(name: str) -> list[Path]:
-    """Return the paths of a data set's files below a data root, by torchvision; for idx files, without ``.gz``."""
+    """Return the paths below a data root where torchvision stores a data set; those of idx files without ``.gz``."""
     from torchvision import datasets
 
     if name == "CIFAR10-JPEG":

@@ -31,7 +31,7 @@ class Scenario:
     order: tuple[int, ...] | None = None
 
     def on(self, benchmark: CLScenario) -> CLScenario:
-        """Return a new benchmark with the scenario's requests, deadline and order; ``benchmark`` is not changed.
+        """Return a copy of ``benchmark`` with the scenario's requests, permanent tasks, deadline and training order.
 
         Args:
             benchmark: a benchmark with the scenario's number of tasks, and task labels 0, 1, 2 …
@@ -145,7 +145,7 @@ def bursts(n_tasks: int, size: int = 2, every: int = 3) -> Scenario:
 
 
 def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
-    """Return a scenario with a deadline of ``tasks`` tasks; every ``every``-th task is requested just before that."""
+    """Return a scenario with a deadline of ``tasks`` tasks; it requests every ``every``-th task just in time."""
     tasks, every = checks.whole_number("tasks", tasks, 2), checks.whole_number("every", every, 2)
     checks.whole_number("n_tasks", n_tasks, tasks + 1)
     requested = range(0, n_tasks - tasks + 1, every)

@@ -42,13 +42,13 @@ class RayExecutor:
         return future
 
     def lost(self, error: BaseException) -> bool:
-        """Return True if ``error`` means that a worker, node or memory failed more often than Ray repeats a call."""
+        """Return True if ``error`` means that a worker, node or result was lost or memory ran out, despite retries."""
         of_ray = self._ray.exceptions
         kinds = (of_ray.WorkerCrashedError, of_ray.NodeDiedError, of_ray.OutOfMemoryError, of_ray.ObjectLostError)
         return isinstance(error, kinds)
 
     def close(self) -> None:
-        """Disconnect from the cluster, which ends this program's running jobs."""
+        """Disconnect from the cluster, if this object connected to it; this ends the program's running jobs."""
         if self._owned:
             self._ray.shutdown()
 
@@ -94,7 +94,7 @@ class SlurmExecutor:
         self._jobs: list[Any] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Submit a function call to Slurm once its queue has fewer than ``workers`` jobs; return the call's future."""
+        """Submit a function call to Slurm once fewer than ``workers`` calls are unfinished; return its future."""
         return self._waiting.submit(self._call, function, arguments)
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

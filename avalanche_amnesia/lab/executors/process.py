@@ -57,7 +57,7 @@ def worker_processes(n: int | None, n_gpus: int = 0) -> Any:
 
 
 def _begin(n_gpus: int, program: int) -> None:
-    """Prepare a worker process: ignore Ctrl-C, end with the main program, and make only one GPU visible."""
+    """Prepare a worker process: ignore Ctrl-C, end with the main program, and see only one GPU, if jobs use GPUs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(program,), daemon=True).start()
     if n_gpus:

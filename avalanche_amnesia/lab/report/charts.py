@@ -16,7 +16,7 @@ from avalanche_amnesia.lab.report.wording import over_seeds
 
 @dataclass(frozen=True)
 class Axis:
-    """A chart axis: label, formats and ends; a logarithmic axis starts with a step for values below detection."""
+    """A chart axis: label, number formats and limits; if logarithmic, its first step is for values below detection."""
 
     label: str
     words: Callable[[float], str]
@@ -31,7 +31,7 @@ Scale = tuple[Sequence[tuple[float, str]], Callable[[float], float]]
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart: pairs of a position in the stream and a number over seeds."""
+    """A line of a chart: for each position in the stream, mean, minimum and maximum over seeds."""
 
     role: str
     name: str
@@ -86,7 +86,7 @@ class LineChart:
 
 
 class Cell(NamedTuple):
-    """Cell of a matrix: a fraction in [0, 1], small words ``below`` it, and ``framed`` (True: with a frame)."""
+    """Cell of a matrix: a fraction in [0, 1], lines of small text ``below`` it, and whether the cell is ``framed``."""
 
     value: float
     below: Sequence[str] = ()
@@ -136,7 +136,7 @@ def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
 
 
 def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
-    """Return a logarithmic scale up to the largest of some numbers, with a first step for values below detection."""
+    """Return a logarithmic scale that covers the numbers in ``reach``; its first step is for values below detection."""
     there = [value for value in reach if value >= RESOLUTION] or [1.0]
     first, last = math.floor(math.log10(min(there))), math.ceil(math.log10(max(there)))
     first = min(first, last - 1)

@@ -15,7 +15,7 @@ from avalanche_amnesia.lab.report.wording import percent, points, share, times
 
 @dataclass(frozen=True)
 class Column:
-    """A table column: title in tables of studies and the demo, title on the report page, number getter and format."""
+    """A table column: title for studies and the demo, title for the report page, function for the number, format."""
 
     title: str
     page: str
@@ -70,7 +70,7 @@ def jsd_name(moment: Moment) -> str:
 
 
 def jsd_of(suffix: str = "") -> Get:
-    """Return a function from an evaluation to the JSD in the report, or to this JSD's noise floor with ``suffix``."""
+    """Return a function that reads the report's JSD from an evaluation; with ``suffix``, a noise floor of this JSD."""
     return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 

@@ -182,7 +182,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def planned(runs: Sequence[Run], name: str) -> list[str]:
-    """Return the distinct entries of a field in the plans of all unlearnings of some runs."""
+    """Return the distinct values that the unlearning plans of ``runs`` list in their field ``name``."""
     plans = (record["plan"] for run in runs for record in run.records)
     return list(dict.fromkeys(entry for plan in plans for entry in plan.get(name, ())))
 
@@ -336,7 +336,7 @@ def is_number(value: object) -> bool:
 
 
 def _cell(value: object) -> Any:
-    """Return a table's cell: None in place of a number with which a page can't calculate."""
+    """Return a logged number, text or bool unchanged; None for any other value, such as NaN or a number above 1e18."""
     return value if is_number(value) or isinstance(value, (str, bool)) else None
 
 

@@ -74,7 +74,7 @@ def _transfer_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _jsd_rows(moment: Moment) -> Iterator[Row]:
-    """Yield a table row per measured JSD to the retrained model, beside the JSDs between two retrained models."""
+    """Yield a table row per measured JSD to the retrained model, with its noise floors (of two retrained models)."""
     for name in jsd_names(moment):
         by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {

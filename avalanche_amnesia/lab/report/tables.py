@@ -96,7 +96,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """Yield a tuple (task or None, metric, value) for each value measured in an evaluation, except times."""
+    """Yield (task or None, name, value) for an evaluation: its tasks, claim and metrics, but no times."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
     yield None, "claim", moment.claim

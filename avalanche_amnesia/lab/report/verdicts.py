@@ -1,4 +1,4 @@
-"""Verdicts on strategies: combine all tests for traces of unlearned tasks into one of seven results."""
+"""Verdicts on strategies: combine claims and all tests for traces of unlearned tasks into one of eight results."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -140,7 +140,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Return the weakest claim in the records of all runs; empty without records, or if no request was obeyed.
+    """Return the weakest claim of all unlearnings in all runs; empty without claims, or if no request was obeyed.
 
     ``exact, proved`` if every claim is ``exact``, and the last one of each run was proved.
     """
@@ -199,7 +199,7 @@ def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
 
 
 def _unequal(reading: Reading, runs: Sequence[Run]) -> bool:
-    """Return True if the metric of a test differs from its value on the retrained model in any run."""
+    """Return True if the metric of a test shows any difference to the retrained model in any run."""
     if reading.in_floors:  # the JSD of equal models is 0
         return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(reading.metric, {}).values())
     return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(reading, run))
@@ -250,7 +250,7 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
 
 
 def _likely(reading: Reading, runs: Sequence[Run]) -> str:
-    """Return the numbers of a trace that is likely by its samples; an empty string if it is not, or can't be tested.
+    """Test whether a trace is likely over all test samples; return its numbers as text, or an empty string if not.
 
     A one-sided test of two proportions of all test samples, of the model and of the higher one of two retrained models.
     The difference of these, which have other data orders, is added to the noise, because orders move whole tasks.
@@ -277,7 +277,7 @@ def _pairs(reading: Reading, run: Run) -> list[Pair]:
 
 
 def _unread(reading: Reading, run: Run) -> set[int]:
-    """Return the unlearned tasks without measurements on both this model and the retrained model."""
+    """Return the unlearned tasks that lack a value on this or on the retrained model; none if only a mean exists."""
     read = {pair.task for pair in _pairs(reading, run)}
     return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
 

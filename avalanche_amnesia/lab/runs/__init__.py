@@ -1,4 +1,4 @@
-"""Run and measure a stream with requests, and store the states of runs."""
+"""Train on a stream with unlearning requests, measure the run, and store strategy states for other runs."""
 
 import lazy_loader
 

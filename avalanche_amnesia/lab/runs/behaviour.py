@@ -62,7 +62,7 @@ def _is_a_script_s(plugin: Any) -> bool:
 
 
 def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[str]:
-    """Return sorted lines, a place and its value each, that describe the code and the plain values of some objects.
+    """Return the code and plain values in ``roots`` as sorted lines, each with the path to a value and the value.
 
     Functions and classes of the script count with the values in their closures, defaults and globals. Containers and
     attributes are followed; an object met before is only named. Values are numbers, text (with size and time of a file
@@ -89,7 +89,7 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[st
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a pair (place, part) for each part of a function, class, container or object, such as ``.code``."""
+    """Yield pairs (path, value), such as path ``.code``, for the parts of a function, class, container or object."""
     if isinstance(thing, (type, FunctionType)) and _is_installed(thing):
         patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
         yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
@@ -128,7 +128,7 @@ def _of_file(value: str | PurePath) -> str:
 
 
 def _is_installed(thing: Any) -> bool:
-    """Return True for a class or function of an installed package, or an instance of a class of any of ``_HOSTS``."""
+    """Return True for a class or function of an installed package, or for any object from a package in ``_HOSTS``."""
     is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
     top = str((thing if is_named else type(thing)).__module__).split(".")[0]
     return top in _HOSTS or (is_named and assumptions.is_installed(thing))

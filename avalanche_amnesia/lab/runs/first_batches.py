@@ -29,7 +29,7 @@ class NotRepeatableError(Exception):
 
 
 def without_trace(read: Callable[[], str], strategy: Strategy, experience: Any) -> str:
-    """Return ``read()``; a copy of this process calls it if it runs user code, which may remember that it was called.
+    """Return ``read()``; if it runs user code, call it in a copy of this process, so that the code keeps no trace.
 
     Where processes can't be copied (Windows, workers of ``multiprocessing.Pool``), this process calls it.
 

@@ -1,4 +1,4 @@
-"""Run a stream with requests, evaluate all metrics of the report after every task, and log them."""
+"""Train on a stream with unlearning requests, and log all metrics of the report after every task."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ def measure_run(
     store: Any = None,
     workers: int = 0,
 ) -> Any:
-    """Train a strategy on a benchmark with requests, and log every metric of the report.
+    """Train a strategy on a benchmark with unlearning requests, and log every metric of the report.
 
     Args:
         name: name of the run.

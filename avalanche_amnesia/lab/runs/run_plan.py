@@ -12,10 +12,10 @@ from avalanche_amnesia.lab.runs.store import RunStore
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Trainings of planned runs, each state counted once per run that needs it.
+    """Numbers of trainings that planned runs need, find in the store, and must still do, and the estimated time.
 
     Attributes:
-        trainings: all trainings.
+        trainings: all trainings, counted once per model that needs the training.
         there: states of trainings in the store.
         to_compute: trainings left to do.
         seconds: their estimated time, by the store's mean training time; None if the store is empty.
@@ -39,7 +39,7 @@ class RunPlan:
 def reference_paths(
     make_strategy: Callable[..., Any], benchmark: Any, store: RunStore, kinds: Iterable[Expected]
 ) -> list[list[str]]:
-    """Return paths to all models that the metrics need; a path is a list of keys of states in the store."""
+    """Return a path per reference that the metrics need: the keys of its states in the store, in training order."""
     paths = []
     for kind in kinds:
         references = References(make_strategy, benchmark)
@@ -52,7 +52,7 @@ def reference_paths(
 
 
 def plan_paths(paths: Iterable[Sequence[str]], store: RunStore, beside: int = 0) -> RunPlan:
-    """Return the plan for paths (lists of keys of states in a store) and ``beside`` further trainings."""
+    """Return the plan for paths (lists of state keys in a store) and for ``beside`` trainings outside the store."""
     keys = [key for path in paths for key in path]
     there = sum(map(store.has, set(keys)))
     left = len(set(keys)) - there + beside

@@ -1,4 +1,4 @@
-"""Store of the states after trainings and unlearnings: runs share states, so each is computed only once."""
+"""Store of strategy states after trainings and unlearnings: runs share them, so each is computed only once."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class RunStore:
         return size
 
     def prune(self, keep: int | None = None, *, tasks: Collection[int] = (), spare: Collection[str] = ()) -> int:
-        """Delete states beyond a size or with some tasks, and tensors that no remaining state uses.
+        """Delete the least recently used states beyond a size, states trained on given tasks, and unused tensors.
 
         Args:
             keep: maximum number of bytes left: the least recently used states are deleted first; None: no limit.
@@ -175,7 +175,7 @@ class RunStore:
         return read_state(self._folder(key), self.path / "blobs")
 
     def node(self, key: str) -> dict[str, Any]:
-        """Return the entries of the :class:`Node` with this key that its state contains."""
+        """Return the saved fields of the :class:`Node` with this key: parent, trained tasks, step and duration."""
         return dict(read_body(self._folder(key))[0]["node"])
 
     def write(self, key: str, body: Mapping[str, Any], parts: Parts) -> None:
@@ -263,7 +263,7 @@ class StoredRun:
         return self._strategy
 
     def restart(self) -> None:
-        """Set the run back to the new strategy before any training; raise StateError if its states cannot be saved."""
+        """Reset the run to the untrained strategy; raise StateError if steps were done but states can't be stored."""
         if self._path and not self.stored:
             raise StateError("the states of this run are not stored, so it can't go back: build the strategy again")
         self._path = []
@@ -322,7 +322,7 @@ class StoredRun:
         return self._seconds[self.key]
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
-        """Return the keys of the states after each training of the given tasks from the beginning, without training."""
+        """Return the key of the state after each experience, if a new run trained on them in order; train nothing."""
         keys = accumulate(experiences, lambda key, e: self._key_of_training(key, e, options), initial=self._root)
         return list(keys)[1:]
 
@@ -432,7 +432,7 @@ class StoredRun:
 
 
 def _facts_of_data(strategy: Strategy, experience: Any, options: Mapping[str, Any]) -> str:
-    """Return a hash of a training's samples, first mini-batches, code of the data set, requests, and stream's tasks.
+    """Hash the data of a training: samples, first mini-batches, code of the data set, requests, the stream's tasks.
 
     Inputs are read as in an evaluation: all inputs if they are in memory, else a few, evenly spaced.
     """
@@ -451,7 +451,7 @@ def _facts_of_data(strategy: Strategy, experience: Any, options: Mapping[str, An
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
-    """Return a hash of a new strategy's state, package versions, device and user code; a random key without a state."""
+    """Return the key of a new strategy: a hash of its state, code, device and package versions; random if no state."""
     if state is None:
         return os.urandom(16).hex()
     body, parts = state

@@ -82,7 +82,7 @@ def make_stream(settings: kinds.StreamSettings, seed: int, root: str | Path | No
 
 
 def maker_of(name: str, place: str) -> Any:
-    """Return the function or class ``name`` that builds a stream or a network; errors name ``place``."""
+    """Return the function or class ``name`` that builds a stream or a network; errors name the setting ``place``."""
     if ":" in name:
         return kinds.named(name, place)
     ours = {"MLP": _mlp, "ResNet18": cifar_resnet18}
@@ -90,7 +90,7 @@ def maker_of(name: str, place: str) -> Any:
 
 
 def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
-    """Call a function with ``given``, which it must accept, and with the part of ``offered`` that it accepts."""
+    """Call a function with the arguments ``given``, which it must accept, and those of ``offered`` that it accepts."""
     takes = inspect.signature(make).parameters
     rest = [parameter for parameter in takes.values() if parameter.kind is parameter.VAR_KEYWORD]
     dicts = [kind for parameter in rest for kind in get_args(parameter.annotation)]  # **options: Unpack[ImageOptions]
@@ -228,7 +228,7 @@ def _model(
 
 
 def _object(name: str, value: Any, kind: type, seed: int) -> Any:
-    """Build an object argument of a strategy from its settings; the key ``name`` of a mapping selects the class."""
+    """Return a strategy's option; if it must be an object, build it of the class in the key ``name`` of ``value``."""
     masks = training.ScoredWeights if issubclass(kind, training.WSN) else training.HardAttention
     classes: dict[str, Maker] = {
         "masks": masks,

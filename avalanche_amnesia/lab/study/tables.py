@@ -131,7 +131,7 @@ def _below_detection(run: Run) -> bool:
 
 
 def _check(runs: Sequence[Run]) -> None:
-    """Raise ValueError unless runs share stream, network and budget; those of a method and scenario also settings."""
+    """Raise ValueError if an experiment's runs differ in stream, network or budget, or runs of a table row in more."""
     seen: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries(runs):  # raises an error for a run given twice
         settings = flat(seedless(entry.first.settings))
