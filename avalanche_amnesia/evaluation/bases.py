@@ -318,7 +318,7 @@ class FeatureDistance(ReferenceMetric):
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return each distance divided by its noise floor from another data order; nothing without such a floor."""
+        """Return metric values of distance ÷ order floor, per task and of the means; none without that floor."""
         by_task, floors = read[""], read.get("_floor_order")
         if floors is None:
             return []

@@ -103,7 +103,7 @@ class MovingTop:
 
 
 class OpenSubnet:
-    """``weight ⊙ mask`` of every layer as leaf tensors, which accumulate gradients until the next :meth:`open`.
+    """Holds ``weight ⊙ mask`` of every layer as leaf tensors; :meth:`open` rewrites them and clears their gradients.
 
     On a CPU, if the largest ``|score|`` of each layer are chosen, only a threshold is stored (``tops``). Otherwise
     ``choose`` writes a mark for each entry.

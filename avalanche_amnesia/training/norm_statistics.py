@@ -42,7 +42,7 @@ class TaskStatistics:
 
 
 def running_norms(parts: nn.Module | None) -> list[Any]:
-    """Return the norms in a task's modules ``parts`` that have running statistics."""
+    """Return the normalisation layers in ``parts`` (such as BatchNorm) that have running statistics."""
     modules = [] if parts is None else parts.modules()
     return [norm for norm in modules if getattr(norm, "running_mean", None) is not None]
 

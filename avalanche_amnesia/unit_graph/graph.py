@@ -260,5 +260,5 @@ class Draft:
 
 
 def _are(factor: Tensor, sets: Tensor) -> bool:
-    """Return True if ``factor`` contains exactly the set numbers ``sets`` of a layer's units, in order."""
+    """Return True if ``factor``, flattened, equals ``sets``: the unit-set number of each unit of a layer, in order."""
     return torch.equal(factor.reshape(-1), sets)

@@ -91,7 +91,7 @@ AS_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def over_open(
     masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
-    """Return a layer's result; if that saves time, skip weight entries outside the masks (closed units are then 0)."""
+    """Apply a linear or convolution layer; where it saves time, skip weights of closed units, which give 0."""
     operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
     entries = masks.entries.get(name) if isinstance(masks, LayerMasks) else None
     if entries is None or entries.saved * weight.numel() * (x.numel() // x.shape[axis]) < WORTH_IT:

@@ -63,7 +63,7 @@ _known: Known[Trace] = Known(32)
 def trace_backbone(
     backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
 ) -> tuple[MaskedBackbone, UnitGraph]:
-    """Return a backbone with tested masks on every weighted layer, and its unit graph; arguments as in MaskedModel."""
+    """Mask every layer of a backbone that has weights, test the result if ``trial``; return it and its unit graph."""
     check_backbone(backbone)
     found, findings = examine(backbone, input_shape, **options)
     if found is None:

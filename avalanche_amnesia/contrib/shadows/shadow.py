@@ -105,7 +105,7 @@ def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[st
 
 
 def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
-    """Return a strategy's HATPlugin and TrajectoryPlugin; raise ValueError, naming ``made``, if one is missing."""
+    """Return the HATPlugin and TrajectoryPlugin that ``made`` needs; raise ValueError if the strategy lacks one."""
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(

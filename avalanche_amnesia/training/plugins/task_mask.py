@@ -211,7 +211,7 @@ class TaskMaskPlugin(TaskEndPlugin):
             self._restore_other_tasks(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """Return the parameter entries that the locked tasks use, or all remaining tasks if ``locked`` is None."""
+        """Return the parameter entries that tasks in ``rule.locked`` use, or all remaining tasks if it is None."""
         return TaskUse(model, self.rule.locked)
 
     def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Strategy | None = None) -> Adjuster:

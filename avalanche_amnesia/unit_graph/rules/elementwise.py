@@ -92,7 +92,7 @@ def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
 
 @rule(A.pow)
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the unit sets of ``a ** b``, which is zero where ``a`` is, for a number ``b ≥ 1``."""
+    """Return the unit sets of ``a ** b``; masked entries stay zero only if ``b`` is a number of at least 1."""
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b >= 1:
             return a

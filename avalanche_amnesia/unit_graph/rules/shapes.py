@@ -140,7 +140,7 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
 def padded(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
 ) -> Any:
-    """Return the unit sets of padding: added zeros are in use under no mask, other added numbers under every mask."""
+    """Return the unit sets after padding: ALWAYS for added entries, NOTHING for zeros if masked entries are zero."""
     filling = mode if isinstance(mode, (int, float)) else value
     if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
         return walk.conservative(node)
@@ -151,7 +151,7 @@ def padded(
 
 @rule(A.slice_scatter, A.select_scatter)
 def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
-    """Return the unit sets of ``x`` after ``source``, with its sets, is written into a part of ``x``."""
+    """Return the unit sets of ``x`` after ``source`` overwrites part of it; that part gets the sets of ``source``."""
     by_parameter = isinstance(x, ParameterValue) or isinstance(source, ParameterValue)
     if by_parameter or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
         return walk.conservative(node)

@@ -134,7 +134,7 @@ def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transact
 
 
 def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
-    """Remove the last replayed mini-batches from a strategy; during a training, create new loaders of its buffer."""
+    """Clear a strategy's last replayed batch and loaders; in a training, remake these if the buffer is large enough."""
     last = [name for name in vars(strategy) if name == "batch_logits" or name.startswith("mb_buffer_")]
     loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
     change.set(strategy, **dict.fromkeys((*last, *loaders)))
