@@ -227,4 +227,4 @@ GLYPHS = Stream(
     trials=12,
 )
 """Of :mod:`experiments.comparison` only, like the next one."""
-PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted, trials=6)
+PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted)
