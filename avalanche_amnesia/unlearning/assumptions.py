@@ -320,14 +320,13 @@ def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterato
                 todo += values
         elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType, partial, *WRAPPERS)):
             todo += (part for _, part in parts_of(each))
-        elif isinstance(each, (*_DRAWING, *ProxyTypes)) or not is_closed(
-            each if isinstance(each, _FUNCTIONS) else type(each)
-        ):
+        elif isinstance(each, _DRAWING) or not is_closed(each if isinstance(each, _FUNCTIONS) else type(each)):
             yield _name(each)
         elif not isinstance(each, type):
             held = [*getattr(each, "__dict__", {}).items(), *_closure(each)]
             seeds = type(each).__module__.startswith("avalanche_amnesia.")  # its own generators, from (seed, task)
-            todo += [v for name, v in held if name not in LEADING_OUT and not (seeds and isinstance(v, _DRAWING))]
+            own = [seeds and isinstance(v, _DRAWING) and type(v) not in ProxyTypes for _, v in held]
+            todo += [v for (name, v), skip in zip(held, own, strict=True) if name not in LEADING_OUT and not skip]
 
 
 def _is_leaf(value: Any) -> bool:

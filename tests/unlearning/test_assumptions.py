@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache, partial, wraps
 from types import FunctionType, ModuleType, SimpleNamespace
+from weakref import proxy
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ ITEMS = [tiny.Items(zip(X, Y.tolist(), strict=True), Y.tolist()) for _ in ("trai
 OF_AVALANCHE = {"task_labels": True, "seed": 0, "class_ids_from_zero_in_each_exp": True}
 COMPOSED = Compose([partial(Compose([lambda x: x + GLOBAL[0]]).__call__)])
 MASKS = replace(EVEN_BUDGET, embedding_optimizer=lambda p: torch.optim.Adam(p, lr=0.05))
-GLOBAL = [0]
+GLOBAL, KEPT = [0], Drawn(torch.Generator())
 LAMBDA = r"lambda at test_assumptions.py:\d+"
 of_units = partial(changed, maker=amnesiac)
 # name → (maker of a trained strategy, patterns of the parts on which a claim rests)
@@ -130,6 +131,7 @@ NAMED = {
         ["support.tiny.Items in the data"],
     ),
     "transform": (on_data(lambda: of_tensors(Drawn(torch.Generator()))), [f"{__name__}.Drawn in the data"]),
+    "weak proxy": (on_data(lambda: of_tensors(proxy(KEPT))), [r"weakref\.CallableProxyType in the data"]),
     "lambda in a transform": (on_data(lambda: of_tensors(COMPOSED)), [f"{LAMBDA} in the data"]),
     "optimizer's hook": (
         of_units(lambda made: made.optimizer.register_step_post_hook(hook)),
