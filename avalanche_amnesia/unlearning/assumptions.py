@@ -14,18 +14,18 @@ import random
 import re
 import sys
 import sysconfig
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from enum import Enum
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter, is_
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ProxyTypes, WeakKeyDictionary
 
 import numpy as np
 import torch
-from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.templates import SupervisedTemplate
 from blake3 import blake3
 from torch import Tensor, nn
@@ -41,14 +41,17 @@ from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, is_of
 from avalanche_amnesia.strategy import Strategy
 
-_CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", "typing_extensions"}
-_CLOSED |= sys.stdlib_module_names
+_CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", "pybind11_builtins"}
+_CLOSED |= {"typing_extensions", *sys.stdlib_module_names}
 _STANDARD = (os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _INSTALLED = (*_STANDARD[1:], sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size)
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, range, Enum, type(None), type(...)),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
 _LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, CodeType, logging.Logger)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
-_CALLED = (*_FUNCTIONS, MethodType, partial)
+CALLED = (*_FUNCTIONS, MethodType, MethodWrapperType, partial)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _DRAWING = (torch.Generator, SobolEngine, np.random.Generator, np.random.RandomState, random.Random, Iterator)
 """Closed classes whose objects have a state that no task's seed sets: random generators, iterators, open files."""
@@ -71,9 +74,11 @@ _SETTINGS = (
     *("backends.cudnn.deterministic", "backends.cudnn.conv.fp32_precision", "backends.cuda.matmul.fp32_precision"),
 )
 _PATCHABLE = (
-    *("torch.autograd", "torch.utils.data.sampler", "torch.utils.data.dataloader", "torch.utils.data.dataset"),
-    *("torchvision.transforms.functional", "avalanche.benchmarks.utils.data_loader"),
+    *("torch.nn.", "torch.optim.", "torch.autograd", "torch.random", "torch.utils.data."),
+    *("torchvision.transforms.", "avalanche.benchmarks.utils."),
 )
+_BY_TEXT = {"getattr", "getattr_static", "__getattribute__", "attrgetter", "eval", "exec", "vars", "locals", "f_locals"}
+_BY_TEXT |= {"globals", "f_globals", "__globals__", "__dict__", "modules", "import_module", "__import__"}
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -116,9 +121,9 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     found += (f"{name} in the data" for name in open_in([strategy.experience], data))
     found += (f"{name} in the data, changed" for name in _changed(strategy, data.values()))
     found += (f"{name} given to train" for name in open_in([options]))
-    held = (*model.parameters(), *model.buffers(), optimizer.param_groups, optimizer.state)
-    found += (f"{name} in the model or optimizer" for name in open_in(held))
-    found += (f"{name} around the training" for name in open_in(_interceptors()))
+    weights = (*model.parameters(), *model.buffers(), optimizer.param_groups, optimizer.state)
+    found += (f"{name} in the model or optimizer" for name in open_in(weights))
+    found += (f"{name} around the training" for name in open_in(interceptors()))
     everywhere = (vars(nn.modules.module) | vars(torch_optimizer)).items()
     hooked = [*hooks_of(strategy), *((name, hooks) for name, hooks in everywhere if name.startswith("_global"))]
     found += (f"{place} ({name})" for place, hooks in hooked for name in open_in([hooks]))
@@ -127,15 +132,22 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     found += (name for part in reporting for name in _replaced(part))
     found += (f"the kernel {name}" for name in _kernels(frozenset(getattr(torch.library, "_impls", ()))))
     met = [part for part in data.values() if not isinstance(part, _LEAVES)]
-    parts = dict.fromkeys(map(type, (strategy, optimizer, strategy._criterion, *reporting, *met, *model.modules())))
+    found += (f"{name} of {place} ({part})" for place, name, part, _ in patches(strategy, [*reporting, *met]))
+    return tuple(dict.fromkeys(found))
+
+
+def patches(strategy: Strategy, others: Iterable[Any] = ()) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield place, name, part and value of everything in closed code for which open code was put."""
+    own = (strategy, strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules())
+    parts = dict.fromkeys(map(type, (*own, *others)))
     kinds = dict.fromkeys(base for kind in parts for base in kind.__mro__ if is_closed(base))
     modules = [sys.modules.get(kind.__module__, torch) for kind in kinds if kind.__module__.startswith("torch.")]
-    further = [sys.modules[name] for name in _PATCHABLE if name in sys.modules]
-    kinds |= {k: None for m in further for k in vars(m).values() if isinstance(k, type) and k.__module__ == m.__name__}
+    further = [module for name, module in [*sys.modules.items()] if name.startswith(_PATCHABLE)]
+    held = ((value, module.__name__) for module in further for value in vars(module).values())
+    kinds |= {k: None for k, of in held if isinstance(k, type) and k.__module__ == of and not issubclass(k, tuple)}
     places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *further, *kinds)
-    patches = ((place.__name__, *patch) for place in dict.fromkeys(places) for patch in _patches(place))
-    found += (f"{name} of {place} ({part})" for place, name, part in patches)
-    return tuple(dict.fromkeys(found))
+    for place in dict.fromkeys(places):
+        yield from ((place.__name__, name, part, vars(place)[name]) for name, part in _patches(place))
 
 
 _PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  # → values when last searched, patches
@@ -147,17 +159,17 @@ def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
     if len(values) == len(before) and all(map(is_, values, before)):
         return found
     _PLACES[place] = values, found = values, []
-    for name, value in vars(place).items():
-        function = value.func if isinstance(value, partial) else value
+    for name, value in zip(vars(place), values, strict=True):
         imported = isinstance(value, ModuleType) or (isinstance(value, type) and is_installed(value))
-        if not (imported or isinstance(function, BuiltinFunctionType) or is_closed(function)):
+        imported |= isinstance(value, BuiltinFunctionType) or not (callable(value) or hasattr(type(value), "__get__"))
+        if part := None if imported else next(open_in([value]), None):
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
             replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
             source = f"def {name}("  # counts as replaced without a source to read
             with suppress(OSError, TypeError):
                 source = inspect.getsource(place)
             if replaces or f"def {name}(" in source:
-                found.append((name, _name(value)))
+                found.append((name, part))
     return found
 
 
@@ -185,7 +197,7 @@ def _kernels(names: frozenset[str]) -> list[str]:
     return sorted(found)
 
 
-def _interceptors() -> list[Any]:
+def interceptors() -> list[Any]:
     """Return the modes and hooks that intercept torch's operations now."""
     # Only private functions of torch tell them: without these none is seen.
     functions = getattr(torch.overrides, "_get_current_function_mode_stack", tuple)
@@ -214,9 +226,11 @@ def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
             some = each.detach().reshape(-1)[:: each.numel() // LONG + 1]
             # torch counts changes in place, except those through .data or NumPy
             now = f"{'' if each.is_inference() else each._version} {tensor_hash(some)}"
-        elif isinstance(each, Dataset) and not is_of(type(each), "avalanche"):  # which fills caches
+        elif isinstance(each, Dataset) and not is_of(type(each), "avalanche"):  # which fills caches, and keeps modes
             now = str([id(value) for value in vars(each).values()])
-        elif callable(each) and not isinstance(each, (*_FUNCTIONS, TransformGroups)):  # which keep a mode
+        elif not is_of(type(each), "avalanche", "avalanche_amnesia") and not isinstance(
+            each, (*_FUNCTIONS, *CONTAINERS)
+        ):
             now = as_text(each) + str([(name, as_text(value)) for name, value in _attributes(each)])
         else:
             continue
@@ -229,14 +243,15 @@ def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
 
 
 def _replaced(thing: Any) -> Iterator[str]:
-    """Yield the names of user functions that replace methods of one object."""
-    for name, value in getattr(thing, "__dict__", {}).items():
-        if _replaces(thing, name, value):
-            yield from (f"{name} of {type(thing).__name__} ({part})" for part in open_in([value], {id(thing): thing}))
+    """Yield the names of user functions and objects that replace methods of one object."""
+    for name, value in replaced(thing).items():
+        yield from (f"{name} of {type(thing).__name__} ({part})" for part in open_in([value], {id(thing): thing}))
 
 
-def _replaces(thing: Any, name: str, value: Any) -> bool:
-    return isinstance(value, (FunctionType, MethodType, partial)) and callable(getattr(type(thing), name, None))
+def replaced(thing: Any) -> dict[str, Any]:
+    """Return name → value of the attributes of an object that replace its methods."""
+    held = getattr(thing, "__dict__", {}).items()
+    return {name: value for name, value in held if callable(value) and callable(getattr(type(thing), name, None))}
 
 
 def _of_plugins(strategy: Strategy) -> Iterator[str]:
@@ -266,11 +281,11 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
     held += [(kind, (str(node), node.target)) for kind, nodes in graphs for node in nodes if callable(node.target)]
     inside = {id(module) for module in model.modules()}
     for kind, (name, value) in held:
-        if isinstance(value, _LEAVES) and is_closed(type(value)):
+        if _is_leaf(value):
             continue
-        compared = isinstance(value, (*_LEAVES, *_CALLED)) or _is_plain(value) or id(value) in inside
-        # An iterator or a namespace may change without a trace in its text.
-        keeps = type(value).__module__ in sys.stdlib_module_names or isinstance(value, nn.Module)
+        compared = isinstance(value, CALLED) or _is_plain(value) or id(value) in inside
+        # Any other object, such as an iterator or a distribution, may change without a trace in its text.
+        keeps = type(value).__module__ in sys.stdlib_module_names or not hasattr(value, "__name__")  # of a function
         keeps = keeps and not compared and kind in users
         # Drawn from no seeded stream, or read from a file.
         keeps |= isinstance(value, _FUNCTIONS) and (value.__module__ in _OUTSIDE or value in _UNSEEDED)
@@ -290,24 +305,33 @@ def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterato
         if id(each) in seen:
             continue
         seen[id(each)] = each
-        if isinstance(each, _LEAVES) and is_closed(type(each)):
+        if _is_leaf(each):
             continue
         if isinstance(each, (*_LEAVES, *CONTAINERS)) and not is_closed(type(each)):  # a subclass of a script
             yield _name(each)
-        if isinstance(each, CONTAINERS):
-            values = [*(each.values() if isinstance(each, dict) else each), getattr(each, "default_factory", None)]
+        if isinstance(each, np.ndarray):
+            todo += each.ravel().tolist()
+        elif isinstance(each, CONTAINERS):
+            values = [*(each.values() if isinstance(each, dict) else each)]
+            values += [each.default_factory] if isinstance(each, defaultdict) else []
             kinds = set(map(type, values))
             leaves = all(issubclass(kind, _LEAVES) and is_closed(kind) for kind in kinds)
             if not leaves or (Tensor in kinds and len(values) < LONG):  # quick for many labels
                 todo += values
-        elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType, partial)):
+        elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType, partial, *WRAPPERS)):
             todo += (part for _, part in parts_of(each))
         elif isinstance(each, _DRAWING) or not is_closed(each if isinstance(each, _FUNCTIONS) else type(each)):
             yield _name(each)
         elif not isinstance(each, type):
-            held = getattr(each, "__dict__", {}).items()
+            held = [*getattr(each, "__dict__", {}).items(), *_closure(each)]
             seeds = type(each).__module__.startswith("avalanche_amnesia.")  # its own generators, from (seed, task)
-            todo += [v for name, v in held if name not in LEADING_OUT and not (seeds and isinstance(v, _DRAWING))]
+            own = [seeds and isinstance(v, _DRAWING) and type(v) not in ProxyTypes for _, v in held]
+            todo += [v for (name, v), skip in zip(held, own, strict=True) if name not in LEADING_OUT and not skip]
+
+
+def _is_leaf(value: Any) -> bool:
+    """Return True for a plain value, tensor, array, module or code of a closed class, without objects inside."""
+    return isinstance(value, _LEAVES) and is_closed(type(value)) and getattr(value, "dtype", None) != np.dtype(object)
 
 
 def _name(thing: Any) -> str:
@@ -324,12 +348,12 @@ def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
     model = strategy.model
     parts = [("optimizer", strategy.optimizer), ("criterion", strategy._criterion)]
     for path, part in (*parts, *model.named_modules(prefix="model"), *model.named_parameters(prefix="model")):
-        kinds = {name: getattr(part, name, None) for name in _HOOKS_OF_PARAMETERS} | getattr(part, "__dict__", {})
+        kinds: dict[str, Any] = dict(getattr(part, "__dict__", {}))
+        kinds |= {name: getattr(part, name) for name in _HOOKS_OF_PARAMETERS if isinstance(part, Tensor)}
         for name, value in kinds.items():
             if name.endswith("_hooks") and isinstance(value, dict) and value:
                 yield f"{path}.{name}", list(value.values())
-            elif _replaces(part, name, value):
-                yield f"{path}.{name}", [value]
+        yield from ((f"{path}.{name}", [value]) for name, value in replaced(part).items())
 
 
 # Attributes to compare between trainings ------------------------------------------------------------------------------
@@ -341,6 +365,7 @@ Attributes = dict[str, dict[str, str]]
 def attributes_of(strategy: Strategy) -> Attributes:
     """Return path → attribute → value as text, for the network's modules, their code, the loss, and torch itself."""
     criterion: Any = strategy._criterion
+    criterion = criterion.__self__ if isinstance(criterion, MethodType) else criterion
     modules = list(criterion.named_modules(prefix="criterion")) if isinstance(criterion, nn.Module) else []
     found: Attributes = {}
     for kind in dict.fromkeys(map(type, strategy.model.modules())):
@@ -381,11 +406,13 @@ def changed_attributes(before: Attributes, now: Attributes) -> str:
 
 def _read_by(kind: type) -> dict[str, Any]:
     """Return name → value of globals, closures, defaults, class attributes that a user's module class reads."""
-    closed = [base for base in kind.__mro__ if is_installed(base)]
-    own = [item for base in kind.__mro__ if base not in closed for item in vars(base).items()]
+    bases = (*kind.__mro__, *inspect.getmro(type(kind)))
+    closed = [base for base in bases if is_installed(base)]
+    own = [item for base in bases if base not in closed for item in vars(base).items()]
     # What runs begins with methods that closed code calls.
-    called = {name for name, _ in own if name not in _NO_PARTS and any(hasattr(base, name) for base in closed)}
-    todo, found, seen = [item for item in own if item[0] in called], dict[str, Any](), set(map(id, kind.__mro__))
+    known = {name for name, _ in own if name.startswith("__") or any(hasattr(base, name) for base in closed)}
+    called = known - _NO_PARTS
+    todo, found, seen = [item for item in own if item[0] in called], dict[str, Any](), set(map(id, bases))
     for name, value in todo:
         is_code = isinstance(value, (FunctionType, type))
         if isinstance(value, WRAPPERS) or (is_code and not is_installed(value)):
@@ -410,23 +437,32 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
     held = vars(code) if is_plain else {name: getattr(code, name) for name in inner if hasattr(code, name)}
     yield from ((f".{name}", value) for name, value in held.items() if name not in _OF_EVERY_CLASS)
     if isinstance(code, type):
-        yield from ((f".base[{at}]", base) for at, base in enumerate(code.__bases__))
+        yield from ((f".base[{at}]", base) for at, base in enumerate((*code.__bases__, type(code))))
     elif is_plain:
         defaults = dict(enumerate(code.__defaults__ or ())) | (code.__kwdefaults__ or {})
         yield from ((f".default[{name}]", value) for name, value in defaults.items())
-        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
-            with suppress(ValueError):  # a name that the outer function has not bound yet
-                yield f".<closure>.{name}", cell.cell_contents
+        yield from ((f".<closure>.{name}", value) for name, value in _closure(code))
         names, attributes = _names_in(code.__code__)
-        found = {name: code.__globals__.get(name, sys.modules.get(name)) for name in names}
-        todo = [(f".<global>.{name}", open if name == "open" else value) for name, value in found.items()]
+        inside = {"open": open, **code.__globals__}
+        package = inside.get("__package__")  # of a relative import
+        modules = {name: sys.modules.get(name, sys.modules.get(f"{package}.{name}".rstrip("."))) for name in names}
+        todo = [(f".<global>.{name}", inside.get(name, modules[name])) for name in names]
         seen = set[int]()
         for place, value in todo:
-            if not isinstance(value, ModuleType):
-                yield from () if value is None else ((place, value),)
-            elif id(value) not in seen:
+            is_module, held = isinstance(value, ModuleType), getattr(value, "__dict__", {})
+            yield from () if is_module or value is None else ((place, value),)
+            if id(value) not in seen and not isinstance(value, CONTAINERS):
                 seen.add(id(value))
-                todo += ((f"{place}.{at}", vars(value)[at]) for at in attributes if at in vars(value))
+                read = ((at, held[at]) for at in (*attributes, "__getattr__") if at in held)
+                todo += ((f"{place}.{at}", part) for at, part in read if is_module or _is_plain(part))
+
+
+def _closure(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each variable in the closure of a function, none for any other object."""
+    cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
+    for name, cell in zip(function.__code__.co_freevars if cells else (), cells, strict=True):
+        with suppress(ValueError):  # a name that the outer function has not bound yet
+            yield name, cell.cell_contents
 
 
 @lru_cache(None)
@@ -435,8 +471,9 @@ def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
     instructions = dis.get_instructions(code)
     found = dict.fromkeys(each.argval for each in instructions if each.opname.endswith(("_GLOBAL", "_NAME")))
     names = dict.fromkeys(code.co_names)
-    if not names.keys().isdisjoint(("getattr", "globals", "import_module", "modules")):
-        texts = dict.fromkeys(text for text in code.co_consts if isinstance(text, str) and text[:1].isidentifier())
+    if not names.keys().isdisjoint(_BY_TEXT):
+        lines = " ".join(text for text in code.co_consts if isinstance(text, str))
+        texts = dict.fromkeys(re.findall(r"[^\W\d]\w*", lines))
         found, names = found | texts, names | texts
     for nested in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
         found, names = found | _names_in(nested)[0], names | _names_in(nested)[1]
@@ -467,6 +504,8 @@ def as_text(value: Any) -> str:
         return str([*map(as_text, (value.func, *value.args, *value.keywords, *value.keywords.values()))])
     if _is_plain(value):
         return repr(value)
+    if isinstance(value, (list, tuple)) and len(value) < LONG:
+        return str([*map(as_text, value)])
     size = f" of {len(value)}" if isinstance(value, CONTAINERS) else ""
     return f"{type(value).__qualname__}{size}"
 

@@ -223,9 +223,8 @@ class Claims:
         if context.unrecorded:
             found.append(f"{_listed(sorted(context.unrecorded))} came with the model, and nothing is recorded of them")
         if tampered:
-            found.append(
-                f"tensors {sorted(tampered)} were changed by something else than trainings and unlearnings here"
-            )
+            words = "were changed by something else than trainings and unlearnings here"
+            found.append(f"tensors {sorted(tampered)} {words}")
         return tuple(dict.fromkeys(found))
 
     def _involved(self, context: UnlearningContext) -> dict[int, Circumstances]:
@@ -263,9 +262,8 @@ class Claims:
 
     def criterion_learned(self, strategy: Strategy) -> bool:
         """Return True if the attributes of the criterion differ from those at the first training."""
-        now = {
-            path: value for path, value in assumptions.attributes_of(strategy).items() if path.startswith("criterion")
-        }
+        held = assumptions.attributes_of(strategy).items()
+        now = {path: value for path, value in held if path.startswith("criterion")}
         return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
@@ -348,7 +346,7 @@ def _training_settings(strategy: Strategy) -> dict[str, Any]:
     now = []
     for group in strategy.optimizer.param_groups:
         shared = str(sorted(names[id(p)] for p in group["params"] if id(p) in names))
-        settings = {name: repr(value) for name, value in group.items() if name != "params"}
+        settings = {name: assumptions.as_text(value) for name, value in group.items() if name != "params"}
         now.append({**settings, "params": blake3(shared.encode()).hexdigest()})
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
     casts = [f"{kind}: {dtype}" for kind, dtype in getattr(strategy, "autocast", ()) or autocast_now()]

@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache, partial, wraps
 from types import FunctionType, ModuleType, SimpleNamespace
+from weakref import proxy
 
 import numpy as np
 import pytest
@@ -63,6 +64,16 @@ def weight(strategy):
     return next(strategy.model.backbone.parameters())
 
 
+class Holder:
+    """A user's metric or method, which holds something."""
+
+    def __init__(self, held=None):
+        self.held = held
+
+    def __call__(self, *given):
+        return self.held(*given)
+
+
 class CountsItsLosses(DisjointSubnets):
     """A user's strategy whose loss depends on how often it was asked for."""
 
@@ -81,6 +92,7 @@ def replace_methods(made):
     """Replace methods on the object, one of them by itself."""
     made.make_train_dataloader = partial(type(made).make_train_dataloader, made)
     made.training_epoch = lambda **given: type(made).training_epoch(made, **given)
+    made.backward = Holder(made.backward)
 
 
 def on_data(benchmark):
@@ -108,7 +120,7 @@ ITEMS = [tiny.Items(zip(X, Y.tolist(), strict=True), Y.tolist()) for _ in ("trai
 OF_AVALANCHE = {"task_labels": True, "seed": 0, "class_ids_from_zero_in_each_exp": True}
 COMPOSED = Compose([partial(Compose([lambda x: x + GLOBAL[0]]).__call__)])
 MASKS = replace(EVEN_BUDGET, embedding_optimizer=lambda p: torch.optim.Adam(p, lr=0.05))
-GLOBAL = [0]
+GLOBAL, KEPT = [0], Drawn(torch.Generator())
 LAMBDA = r"lambda at test_assumptions.py:\d+"
 of_units = partial(changed, maker=amnesiac)
 # name → (maker of a trained strategy, patterns of the parts on which a claim rests)
@@ -119,6 +131,7 @@ NAMED = {
         ["support.tiny.Items in the data"],
     ),
     "transform": (on_data(lambda: of_tensors(Drawn(torch.Generator()))), [f"{__name__}.Drawn in the data"]),
+    "weak proxy": (on_data(lambda: of_tensors(proxy(KEPT))), [r"weakref\.CallableProxyType in the data"]),
     "lambda in a transform": (on_data(lambda: of_tensors(COMPOSED)), [f"{LAMBDA} in the data"]),
     "optimizer's hook": (
         of_units(lambda made: made.optimizer.register_step_post_hook(hook)),
@@ -143,7 +156,10 @@ NAMED = {
         changed(lambda made: setattr(made, "__class__", CountsItsLosses)),
         ["calls of CountsItsLosses", "criterion of CountsItsLosses"],
     ),
-    "method of an object": (changed(replace_methods), [rf"training_epoch of DisjointSubnets \({LAMBDA}.*"]),
+    "method of an object": (
+        changed(replace_methods),
+        [rf"training_epoch of DisjointSubnets \({LAMBDA}.*", r"backward of DisjointSubnets \(.*Holder\)"],
+    ),
     "plugin, metric and optimizer": (
         with_parts,
         ["support.strategies.Hears", "support.strategies.NoMetric", f"the optimizer {__name__}.Lion"],
@@ -188,7 +204,8 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     monkeypatch.setattr(torch.Tensor, "mul_", doubled, raising=False)
     monkeypatch.setattr(Mean, "update", doubled)
     monkeypatch.setattr(torch.autograd, "backward", doubled)
-    monkeypatch.setattr(RandomSampler, "__iter__", doubled)
+    monkeypatch.setattr(RandomSampler, "__iter__", property(doubled))
+    monkeypatch.setattr(nn.init, "zeros_", partial(doubled))
     library = torch.library.Library("aten", "IMPL")
     library.impl("hardtanh", doubled, "CPU")
     handle = nn.modules.module.register_module_forward_hook(hook)
@@ -202,15 +219,20 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     patterns += [rf"{name} around the training" for name in (f"{__name__}.Functions", f"{__name__}.Operations", LAMBDA)]
     patterns += [r"_global_forward_hooks \(hook at .*", f"{__name__}.Holder", LAMBDA, rf"reset of Mean \({LAMBDA}\)"]
     patterns += [r"the kernel hardtanh \(CPU\)", r"linear of torch.nn.functional \(linear at test_ass.*"]
-    replaced = ("mul_ of Tensor", "backward of torch.autograd", "step of Adam", "update of Mean")
-    patterns += [rf"{name} \(doubled at .*" for name in (*replaced, "__iter__ of RandomSampler")]
+    replaced = ("mul_ of Tensor", "backward of torch.autograd", "zeros_ of torch.nn.init", "step of Adam")
+    replaced += ("update of Mean", "__iter__ of RandomSampler")
+    patterns += [rf"{name} \(doubled at .*" for name in replaced]
     assert_match(parts, patterns)
     monkeypatch.undo()
     assert "hook at test_assumptions.py:" in open_parts(pools(), {"collate_fn": hook})[0]
 
 
 COUNTER, NUMBERS = {"calls": 0}, itertools.count()
+HIDDEN, SHOWN = {"calls": 0}, nn.Parameter(torch.ones(1))
+SHOWN.calls = nn.functional.relu.calls = 0
 FOLDER = ModuleType("folder")
+FOLDER.LAZY = [0]
+exec("def __getattr__(name):\n    LAZY[0] += name == 'lazy'", vars(FOLDER))
 FOLDER.settings = ModuleType("settings")
 vars(FOLDER.settings).update(scale=1, shift=1)
 second = nn.Linear(1, 1)  # its name is that of an attribute
@@ -220,7 +242,14 @@ def flat(x, axis=1):
     return x.flatten(len(COUNTER) * axis)
 
 
-class Remembers(nn.Module):
+class Counted(type):
+    @property
+    def of_class(cls):
+        eval("HIDDEN")["calls"] += 1
+        SHOWN.calls = nn.functional.relu.calls = HIDDEN["calls"]
+
+
+class Remembers(nn.Module, metaclass=Counted):
     """Two layers, and attributes."""
 
     __slots__ = ("gain",)
@@ -249,7 +278,7 @@ def counting(count=0):
             count += 1
             type(self).calls += 1
             seen.append(1)
-            return super().forward(x) * self.factor
+            return super().forward(x) * self.factor if FOLDER.lazy is type(self).of_class else x
 
         @property
         def factor(self):
@@ -269,12 +298,14 @@ def test_what_the_code_of_a_network_keeps_outside_of_it_is_compared_or_named():
     strategy = remembering(counting)
     before = attributes_of(strategy)["code of Counts"]
     (reason, *_) = learn(strategy, DIGITS, 2).plan_unlearning([0]).reasons
-    assert reason.startswith("training task 1 changed code of Counts.Counts.factor.<global>.COUNTER")
+    assert reason.startswith("training task 1 changed code of Counts.Counted.of_class.<global>.HIDDEN")
     after = attributes_of(strategy)["code of Counts"]
     changed = {name for name in before if before[name] != after[name]}
     counters = {"forward.<closure>.count", "forward.default[0]", "factor.<global>.COUNTER"}
     counters |= {"factor.<global>.FOLDER.settings.scale"}
-    assert changed == {"calls", "flat.<global>.COUNTER", *(f"Counts.{name}" for name in counters)}
+    shown = {f"Counted.of_class.<global>.{name}" for name in ("HIDDEN", "SHOWN.calls", "nn.functional.relu.calls")}
+    shown |= {"calls", "flat.<global>.COUNTER", "__getattr__.<global>.LAZY"}
+    assert changed == shown | {f"Counts.{name}" for name in counters}
     assert "Counts.factor.<global>.FOLDER.settings.shift" in after
     named = {part for part in open_parts(strategy, {}) if part.startswith("Counts.")}
     unknown = ("open", "NUMBERS", "remembered", "datetime.datetime", "np.random.default_rng", "np.random.random")
@@ -335,11 +366,13 @@ def test_an_attribute_that_changes_is_a_reason(change, between):
         (random.Random(0).random, True),
         (partial(torch.rand, generator=torch.Generator()), True),
         (Compose([Drawn(torch.Generator())]), True),
-        (Compose([RandomHorizontalFlip()]), False),
+        (Compose([RandomHorizontalFlip()]), True),
+        (torch.distributions.Normal(0.0, 1.0), True),
+        (np.array([[[]]] * 2, dtype=object), True),
+        (torch.channels_last, False),
         (SimpleNamespace(real=1), True),
         (nn.functional.relu, False),
     ],
-    ids=["tensors", "generator", "NumPy's", "Python's", "in a partial", "torchvision's", "crops", "namespace", "relu"],
 )
 def test_generators_and_open_objects_in_modules_are_named(value, named):
     strategy = remembering()
@@ -437,10 +470,6 @@ class Rows(list):
 
 class Marked(torch.Tensor):
     """Tensors with code of the script's."""
-
-
-class Holder:
-    """A user's metric, which holds something."""
 
 
 @pytest.mark.parametrize(

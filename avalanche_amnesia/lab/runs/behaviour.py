@@ -1,18 +1,19 @@
 """Collect facts that affect a training but are no settings: hooks, replaced methods, tensors and the user's code."""
 
-import hashlib
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
-from functools import partial
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from blake3 import blake3
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.saving.strategy_settings import learning_settings
@@ -32,19 +33,17 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     """Return name → value of the facts about a strategy that must not change between two steps of a run."""
     model, optimizer = strategy.model, strategy.optimizer
     tensors: dict[str, Tensor] = dict(model.state_dict())
-    facts: dict[str, Any] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    facts |= {f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()}
+    facts: dict[str, Any] = {f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()}
     for at, group in enumerate(optimizer.param_groups):
         place = f"optimizer.param_groups[{at}]"
-        facts |= {f"{place}.{name}": repr(value) for name, value in group.items() if name != "params"}
+        facts |= {f"{place}.{name}": assumptions.as_text(v) for name, v in group.items() if name != "params"}
         facts[f"{place}.params"] = [names.get(id(parameter), "another") for parameter in group["params"]]
     for parameter, moments in optimizer.state.items():
         place = f"optimizer.state of {names.get(id(parameter), 'another')}"
         for name, value in moments.items():
             (tensors if isinstance(value, Tensor) else facts)[f"{place}: {name}"] = value
-    settings = learning_settings(strategy).items()
-    facts |= {f"{of}.{name}": repr(value) for of, own in settings for name, value in own.items()}
+    facts |= {f"{of}.{name}": repr(v) for of, own in learning_settings(strategy).items() for name, v in own.items()}
     scripts = [plugin for plugin in strategy.plugins if _is_a_script_s(plugin)]
     held = ((f"{type(plugin).__name__}.{name}", value) for plugin in scripts for name, value in vars(plugin).items())
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
@@ -81,8 +80,10 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[st
             kind = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
             numbers[kind] += not inside
             names[id(thing)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
-            tells = told if inside else isinstance(thing, (type, FunctionType)) or not _is_installed(thing)
+            tells = told if inside else isinstance(thing, assumptions.CALLED) or not _is_installed(thing)
             todo += ((f"{name}{at}", part, tells) for at, part in _parts(thing))
+        elif isinstance(thing, (Tensor, np.ndarray)):
+            todo += ((f"{place}{at}", part, told) for at, part in _attributes(thing))
         if told:
             lines.add(f"{place} {names[id(thing)] if id(thing) in names else _as_text(thing)}")
     return sorted(lines)
@@ -93,23 +94,31 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, (type, FunctionType)) and _is_installed(thing):
         patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
         yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
-    elif isinstance(thing, (type, FunctionType, *assumptions.WRAPPERS, MethodType, partial)):
+        if thing is os.getenv:
+            yield ".environ", dict(os.environ)
+    elif isinstance(thing, (*assumptions.CALLED, *assumptions.WRAPPERS)):
         yield from assumptions.parts_of(thing)
         yield ".code", getattr(thing, "__code__", None)
     elif isinstance(thing, assumptions.CONTAINERS):
-        entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        if isinstance(thing, (set, frozenset)):  # sets of text have another order in every process
-            entries = (("", value) for value in thing)
+        yield from _attributes(thing)
+        is_set = isinstance(thing, (set, frozenset))  # sets of text have another order in every process
+        unnamed = zip([""] * len(thing), thing, strict=True) if is_set else enumerate(thing)
+        entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else unnamed
         if len(thing) < assumptions.LONG:
+            yield from [(".order", str([*map(_as_text, thing)]))] if isinstance(thing, dict) else []
             yield from ((f"[{_as_text(key)}]", value) for key, value in entries)
         else:
-            flat = (part for entry in entries for part in (entry[1] if isinstance(entry[1], tuple) else (entry[1],)))
-            texts = [_as_text(part) for part in flat if isinstance(part, _PLAIN)]
-            texts = sorted(texts) if isinstance(thing, (set, frozenset)) else texts
-            yield "[…]", hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()
+            texts = [_as_text(part) for part in tree_leaves([*entries]) if isinstance(part, _VALUES)]
+            yield "[…]", blake3("\n".join(sorted(texts) if is_set else texts).encode(errors="replace")).hexdigest()
     else:
         yield ".class", type(thing)
-        yield from ((f".{n}", held) for n, held in getattr(thing, "__dict__", {}).items() if n not in _LEFT_OUT)
+        yield from _attributes(thing)
+
+
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    for name, held in getattr(thing, "__dict__", {}).items():
+        if name not in _LEFT_OUT or (name in assumptions.LEADING_OUT and not _is_installed(held)):
+            yield f".{name}", held
 
 
 def _as_text(part: object) -> str:
@@ -130,5 +139,5 @@ def _of_file(value: str | PurePath) -> str:
 def _is_installed(thing: Any) -> bool:
     """Return True for a class or function of an installed package, or for any object from a package in ``_HOSTS``."""
     is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
-    top = str((thing if is_named else type(thing)).__module__).split(".")[0]
-    return top in _HOSTS or (is_named and assumptions.is_installed(thing))
+    module = str((thing if is_named else type(thing)).__module__)
+    return module.split(".")[0] in _HOSTS or (is_named and assumptions.is_installed(thing))

@@ -1,5 +1,6 @@
 """Hash the first mini-batches of a training for its key in a store, without changing the training or its data."""
 
+import signal
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +19,7 @@ from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.unlearning.assumptions import is_closed, open_in
+from avalanche_amnesia.unlearning.assumptions import open_in, replaced
 
 _WORK: list[Callable[[], str]] = []
 """In a copy of the process: what it computes."""
@@ -28,7 +29,7 @@ class NotRepeatableError(Exception):
     """Error for first mini-batches that differ between two reads, or can't be read without the user's plugins."""
 
 
-def without_trace(read: Callable[[], str], strategy: Strategy, experience: Any) -> str:
+def without_trace(read: Callable[[], str], strategy: Strategy, *given: Any) -> str:
     """Return ``read()``; if it runs user code, call it in a copy of this process, so that the code keeps no trace.
 
     Where processes can't be copied (Windows, workers of ``multiprocessing.Pool``), this process calls it.
@@ -36,7 +37,7 @@ def without_trace(read: Callable[[], str], strategy: Strategy, experience: Any) 
     Raises:
         BrokenExecutor: that copy was killed.
     """
-    runs_user_code = not all(map(is_closed, type(strategy).__mro__)) or any(True for _ in open_in([experience]))
+    runs_user_code = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced(strategy)]))
     if not runs_user_code or current_process().daemon or "fork" not in get_all_start_methods():
         return read()
     # As a worker of torch's DataLoader, but one that may have such workers itself.
@@ -45,7 +46,9 @@ def without_trace(read: Callable[[], str], strategy: Strategy, experience: Any) 
 
 
 def _in_copy() -> str:
-    torch.set_num_threads(1)  # a copy has no other threads
+    torch.set_num_threads(1)  # a copy has no other threads, and may wait for a lock that one of them held
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(300)  # seconds until the copy is killed
     return _WORK[0]()
 
 

@@ -34,7 +34,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
-from avalanche_amnesia.unlearning.assumptions import hooks_of, torch_settings
+from avalanche_amnesia.unlearning.assumptions import hooks_of, interceptors, patches, replaced, torch_settings
 
 _STEPS = 3
 """Number of first mini-batches that enter the key of a training."""
@@ -86,8 +86,7 @@ class RunStore:
         if path is None:  # ignore errors of the clean-up: a worker may still be writing
             self._temporary = tempfile.TemporaryDirectory(prefix="amnesia-runs-", ignore_cleanup_errors=True)
             path = self._temporary.name
-        self.path = Path(path)
-        self.keep = keep
+        self.path, self.keep = Path(path), keep
         ours = ("nodes", "blobs", "locks")
         foreign = [f.name for f in self.path.iterdir() if f.name not in ours] if self.path.is_dir() else []
         if foreign or self.path.is_file():
@@ -112,8 +111,7 @@ class RunStore:
                 status = (folder / STATE).stat()
             except (StateError, OSError):  # another process deletes it, or was killed while writing it
                 continue
-            node = body["node"]
-            node["trained"] = tuple(node["trained"])
+            node = {**body["node"], "trained": tuple(body["node"]["trained"])}
             found.append(Node(folder.name, **node, nbytes=status.st_size, used=status.st_mtime))
         return sorted(found, key=lambda node: -node.used)
 
@@ -334,13 +332,12 @@ class StoredRun:
         if self.stored and which not in self._data:
             read = partial(_facts_of_data, self._strategy, experience, options)
             try:
-                self._data[which] = experience, without_trace(read, self._strategy, experience)
-            except (NotRepeatableError, BrokenExecutor) as error:
-                self._leave(str(error))
+                self._data[which] = experience, without_trace(read, self._strategy, experience, options)
+            except (NotRepeatableError, BrokenExecutor, SystemExit) as error:
+                self._leave(f"{error} ({type(error).__name__})")
         if not self.stored:
             return os.urandom(16).hex()
-        step = {"train": int(experience.task_label), "data": self._data[which][1], "options": told}
-        return _digest([parent, step])
+        return _digest([parent, {"train": int(experience.task_label), "data": self._data[which][1], "options": told}])
 
     def _go(self, key: str, name: str, do: Callable[[], Any], trained: tuple[int, ...] = ()) -> None:
         self._leave_if_changed()
@@ -463,16 +460,16 @@ def _root_key(strategy: Strategy, state: Any) -> str:
 def _code_of(strategy: Strategy) -> list[Any]:
     """Return the code of a strategy, its networks, plugins, loss and hooks, and the networks' graphs."""
     skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]
-    hooked = list(hooks_of(strategy))
-    hooks = [hook for _, several in hooked for hook in several]
+    hooked = dict(hooks_of(strategy))
     parts = [strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules()]
-    traced = [part for part in parts if isinstance(part, MaskedBackbone)]
-    graphs = [backbone.code(training) for backbone in traced for training in (False, True)]  # both modes
-    return [script_code([*map(type, skip), *parts, *hooks], skip), graphs, [(at, len(of)) for at, of in hooked]]
+    graphs = [part.code(mode) for part in parts if isinstance(part, MaskedBackbone) for mode in (False, True)]
+    kept = [*map(type, skip), *parts, hooked, replaced(strategy), *interceptors(), *patches(strategy)]
+    mode = getattr(strategy._criterion, "training", None)
+    return [script_code(kept, skip), graphs, mode]
 
 
 def _told(options: Mapping[str, Any]) -> dict[str, str]:
-    return {n: repr(script_code([v]) if callable(v) else v) for n, v in sorted(options.items())}
+    return {name: repr(script_code([value])) for name, value in sorted(options.items())}
 
 
 def _digest(content: Any) -> str:

@@ -148,7 +148,31 @@ def losses(one, other):
     return lambda: brief(criterion=one), lambda: brief(criterion=other)
 
 
+class Shown(dict):
+    """A dictionary with attributes."""
+
+    def __call__(self, x, y):
+        return cross_entropy(x, y) * self.gain
+
+
+def shown(gain):
+    vars(found := Shown()).update(gain=gain)
+    return found
+
+
+def stepping(gain):
+    (strategy := brief()).optimizer.step = shown(gain)
+    return strategy
+
+
 SCRIPTS = {
+    "attribute of a dictionary": losses(shown(1.0), shown(2.0)),
+    "order of a dictionary": losses(partial(weighted, {"a": 1, "b": 2}), partial(weighted, {"b": 2, "a": 1})),
+    "bound method of a list": losses(weighted([1.0].__getitem__), weighted([2.0].__getitem__)),
+    "text as a name": losses(lambda x, y: eval("X").sum(), lambda x, y: eval("Y").sum()),
+    "object as a method": (lambda: stepping(1.0), lambda: stepping(2.0)),
+    "long list of arrays": losses(weighted([(1, np.ones(1))] * 2000), weighted([(1, np.zeros(1))] * 2000)),
+    "mode of the loss": losses(nn.Sequential(), nn.Sequential().eval()),
     "later change of the loss": losses(LaterLouder(50, cross_entropy), LaterLouder(60, cross_entropy)),
     "number in a closure": losses(weighted(1.0), weighted(2.0)),
     "tensor in a closure": losses(weighted(torch.ones(())), weighted(torch.zeros(()))),
@@ -181,7 +205,7 @@ def test_globals_of_the_script_and_patched_classes_are_part_of_the_key(monkeypat
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "RATE", 0.5)
         assert not {key_of(build()) for build in builds} & set(before)
-    for kind, method in ((Adam, "step"), (nn.CrossEntropyLoss, "forward")):
+    for kind, method in ((Adam, "step"), (nn.CrossEntropyLoss, "forward"), (nn.init, "zeros_")):
         original = getattr(kind, method)
 
         def twice(self, *args, original=original):
