@@ -69,7 +69,11 @@ def take_probe(model: nn.Module, task: int) -> Probe:
 
 
 def features_of(
-    model: nn.Module, x: Tensor, mask: Tensor | None = None, parts: nn.Module | None = None, task: int | None = None
+    model: nn.Module,
+    x: Tensor,
+    mask: Tensor | None = None,
+    parts: nn.Module | None = None,
+    task: int | None = None,
 ) -> Tensor:
     """Return the backbone's features ``(n, features)`` of inputs ``x``, ``(n, …)``, on the CPU.
 

@@ -174,7 +174,11 @@ def locked(path: Path, to_write: bool) -> Iterator[None]:
 
 
 def write_state(
-    path: Path, body: Mapping[str, Any], parts: Mapping[str, Part], blobs: Path | None = None, sign: Sign | None = None
+    path: Path,
+    body: Mapping[str, Any],
+    parts: Mapping[str, Part],
+    blobs: Path | None = None,
+    sign: Sign | None = None,
 ) -> None:
     """Write a state to a directory, completely or not at all; after a kill the old or the new state is there.
 

@@ -53,7 +53,11 @@ class Executor(Protocol):
 
 
 def run_jobs(
-    jobs: Sequence[Job], executor: Executor, *, retries: int = 2, on_done: OnDone = lambda job, result, n_left: None
+    jobs: Sequence[Job],
+    executor: Executor,
+    *,
+    retries: int = 2,
+    on_done: OnDone = lambda job, result, n_left: None,
 ) -> dict[str, BaseException]:
     """Run jobs in order, each after the jobs that it needs; a failed job does not stop independent jobs.
 

@@ -116,7 +116,11 @@ MEASURES = {key: COLUMNS[key] for key in MEANINGS}
 _SHARES = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
 _AUC = Axis("AUC", share, "{:g}".format, (0.0, 1.0))
 OLD_HEAD = Reading(
-    "UnlearnedAccuracy", "old head", _SHARES, "old-head", "Can the old head still read what was forgotten?"
+    "UnlearnedAccuracy",
+    "old head",
+    _SHARES,
+    "old-head",
+    "Can the old head still read what was forgotten?",
 )
 READINGS = (
     OLD_HEAD,

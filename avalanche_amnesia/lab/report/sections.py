@@ -47,7 +47,7 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 Axis("points of accuracy", points, lambda value: f"{100 * value:+.3g}" if value else "0"),
                 ("here", "against the model that never unlearned", _GAIN),
                 ("never", "control: only heads fitted again", _CONTROL),
-            )
+            ),
         ),
         "transfer": Section(tables=of_moments("Remaining tasks", entries, _transfer_rows)),
         "capacity": Section(
@@ -56,7 +56,7 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 Axis("capacity (1: all free)", share, "{:g}".format, (0.0, 1.0)),
                 ("here", "after each task and its requests", number("Capacity")),
                 ("never", "before these requests", _BEFORE),
-            )
+            ),
         ),
         "settings": Section(
             tables=[
