@@ -304,7 +304,7 @@ class StoredRun:
         if unlearning_of(self._strategy) is None:
             raise RequestError(f"{type(self._strategy).__name__} does not unlearn: give it an UnlearningPlugin")
         self._go(
-            key=_digest([self.key, {"unlearn": tasks, "options": _told(options)}]),
+            key=_digest([self.key, {"unlearn": tasks, "options": script_code([options])}]),
             name=f"unlearn {', '.join(map(str, tasks))}",
             do=lambda: unlearning_of(self._strategy).unlearn(self._strategy, tasks, **options),
         )
@@ -325,7 +325,7 @@ class StoredRun:
         return list(keys)[1:]
 
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
-        told = _told(options)
+        told = script_code([dict(sorted(options.items()))])
         which = id(experience), repr(told)
         if which not in self._data:
             self._leave_if_changed()
@@ -454,22 +454,12 @@ def _root_key(strategy: Strategy, state: Any) -> str:
     body, parts = state
     held = {place: part.name for place, part in parts.items()}
     around = {name: value for name, value in torch_settings().items() if "num_threads" not in name} | package_versions()
-    return _digest([{**body, "metrics": []}, held, around, strategy.device.type, *_code_of(strategy)])
-
-
-def _code_of(strategy: Strategy) -> list[Any]:
-    """Return the code of a strategy, its networks, plugins, loss and hooks, and the networks' graphs."""
-    skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]
-    hooked = dict(hooks_of(strategy))
-    parts = [strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules()]
-    graphs = [part.code(mode) for part in parts if isinstance(part, MaskedBackbone) for mode in (False, True)]
-    kept = [*map(type, skip), *parts, hooked, replaced(strategy), *interceptors(), *patches(strategy)]
-    mode = getattr(strategy._criterion, "training", None)
-    return [script_code(kept, skip), graphs, mode]
-
-
-def _told(options: Mapping[str, Any]) -> dict[str, str]:
-    return {name: repr(script_code([value])) for name, value in sorted(options.items())}
+    skip, loss = [strategy, strategy.model, strategy.optimizer, strategy.evaluator], strategy._criterion
+    users = [strategy.optimizer, loss, *strategy.plugins, *strategy.model.modules()]
+    graphs = [part.code(mode) for part in users if isinstance(part, MaskedBackbone) for mode in (False, True)]
+    kept = [*map(type, skip), *users, dict(hooks_of(strategy)), replaced(strategy), *interceptors(), *patches(strategy)]
+    surroundings = [around, strategy.device.type, getattr(loss, "training", None)]
+    return _digest([{**body, "metrics": []}, held, script_code(kept, skip), graphs, *surroundings])
 
 
 def _digest(content: Any) -> str:
