@@ -64,10 +64,7 @@ def test_options_of_metrics_outside_their_lists_are_refused():
 
 
 MAKERS = [
-    (
-        lambda: make(),
-        r"AmnesiacHAT.*can't be called: give a function, def make_strategy\(\*\*",
-    ),
+    (lambda: make(), r"AmnesiacHAT.*can't be called: give a function, def make_strategy\(\*\*"),
     (lambda: 3, r"make_strategy=3 can't be called: give a function"),
     (lambda: lambda: make(), r"can't be called with evaluator=… \(.*'evaluator'\): give a function"),
     (lambda: HAT, r"can't be called with evaluator=… \(missing a required argument: 'model'\): give a function"),

@@ -8,14 +8,7 @@ from support.strategies import make
 from support.strategy_state import same_state
 from torch.optim import Adam
 
-from avalanche_amnesia import (
-    DisjointSubnets,
-    Pools,
-    References,
-    SplitDigits,
-    UnlearningRequest,
-    with_unlearning,
-)
+from avalanche_amnesia import DisjointSubnets, Pools, References, SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.streams.scenarios import Scenario
 from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning, StreamLayout
 from avalanche_amnesia.saving import StateError

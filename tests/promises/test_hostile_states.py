@@ -23,16 +23,7 @@ from support.strategies import DIGITS, brief, learn, quiet
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.saving.files import (
-    HEAD,
-    STATE,
-    part_of,
-    read_state,
-    replace_file,
-    sealed,
-    unsealed,
-    write_state,
-)
+from avalanche_amnesia.saving.files import HEAD, STATE, part_of, read_state, replace_file, sealed, unsealed, write_state
 from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.host.states import load_state_of, state_of
 

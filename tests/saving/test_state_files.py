@@ -217,10 +217,7 @@ def test_only_one_part_at_a_time_is_in_memory_and_tensors_may_share_theirs(tmp_p
         return original(part)
 
     monkeypatch.setattr(files, "part_content", noted)
-    parts = {
-        **PARTS,
-        "tied": Part({"whole": shared, "again": shared, "row": shared[:2], "T": shared.view(2, 3).T}),
-    }
+    parts = {**PARTS, "tied": Part({"whole": shared, "again": shared, "row": shared[:2], "T": shared.view(2, 3).T})}
     write_state(tmp_path, {}, parts)
     assert len(made) == 3
     assert same_parts(read_state(tmp_path)[1], parts)

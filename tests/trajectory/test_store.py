@@ -11,14 +11,7 @@ from support.trajectory_oracle import assert_same, recorded, states
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.trajectory.sparse import (
-    SparseValues,
-    chosen_by,
-    coded,
-    expand,
-    pack,
-    shrink,
-)
+from avalanche_amnesia.trajectory.sparse import SparseValues, chosen_by, coded, expand, pack, shrink
 from avalanche_amnesia.trajectory.store import TrajectoryError
 
 

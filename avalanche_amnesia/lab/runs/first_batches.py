@@ -84,5 +84,5 @@ def first_batches(strategy: Strategy, experience: Any, steps: int, **options: An
 
 def _read(strategy: Strategy, steps: int, random: Any) -> list[list[str]]:
     set_rng_state(random)
-    batches = islice(strategy.dataloader, steps)
-    return [[tensor_hash(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)] for batch in batches]
+    some = islice(strategy.dataloader, steps)
+    return [[tensor_hash(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)] for batch in some]

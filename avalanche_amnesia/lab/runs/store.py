@@ -325,8 +325,7 @@ class StoredRun:
         return list(keys)[1:]
 
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
-        told = script_code([dict(sorted(options.items()))])
-        which = id(experience), repr(told)
+        which = id(experience), repr(told := script_code([dict(sorted(options.items()))]))
         if which not in self._data:
             self._leave_if_changed()
         if self.stored and which not in self._data:

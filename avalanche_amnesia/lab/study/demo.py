@@ -69,10 +69,9 @@ def run_demo(
     say(f"to unlearn: {'; '.join(asked)}")
     runs = []
     for cell in cells:
-        name = cell.method
-        with WandBLogger(name=name, group="demo", dir=str(out), mode="offline", config={"seed": seed}) as logger:
+        with WandBLogger(name=cell.method, group="demo", dir=str(out), mode="offline", config={"seed": seed}) as logger:
             beside: dict[str, Any] = {"progress": say, "loggers": [logger], "workers": loky.cpu_count() - 1}
-            runs.append(run_cell(cell, out / "runs" / name, store, data_root, **beside))
+            runs.append(run_cell(cell, out / "runs" / cell.method, store, data_root, **beside))
     replace_file(out / "report.html", report_page(runs).encode())
     replace_file(out / "results.csv", csv_of(runs))
     say(f"\nAt the end of the stream:\n\n{_at_the_end(runs)}\n\nEverything lies in {out}:\n{_FILES}")

@@ -259,11 +259,7 @@ def test_a_repair_is_kept_if_a_recorded_task_is_aborted():
     assert trajectory(strategy).logs == logs
 
 
-@pytest.mark.parametrize(
-    ("options", "threshold"),
-    [({"dtype": torch.int8}, 0.0), ({}, 0.3)],
-    ids=["int8", "threshold"],
-)
+@pytest.mark.parametrize(("options", "threshold"), [({"dtype": torch.int8}, 0.0), ({}, 0.3)], ids=["int8", "threshold"])
 def test_a_repair_is_removed_bit_for_bit_with_any_kind_of_log(options, threshold):
     generator = torch.Generator().manual_seed(0)
     store, value = Trajectory(**options), torch.randn(6, 5, generator=generator)
