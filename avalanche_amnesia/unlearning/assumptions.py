@@ -142,12 +142,18 @@ def patches(strategy: Strategy, others: Iterable[Any] = ()) -> Iterator[tuple[st
     parts = dict.fromkeys(map(type, (*own, *others)))
     kinds = dict.fromkeys(base for kind in parts for base in kind.__mro__ if is_closed(base))
     modules = [sys.modules.get(kind.__module__, torch) for kind in kinds if kind.__module__.startswith("torch.")]
-    further = [module for name, module in [*sys.modules.items()] if name.startswith(_PATCHABLE)]
-    held = ((value, module.__name__) for module in further for value in vars(module).values())
-    kinds |= {k: None for k, of in held if isinstance(k, type) and k.__module__ == of and not issubclass(k, tuple)}
-    places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *further, *kinds)
+    places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *_patchable(len(sys.modules)), *kinds)
     for place in dict.fromkeys(places):
         yield from ((place.__name__, name, part, vars(place)[name]) for name, part in _patches(place))
+
+
+@lru_cache(1)
+def _patchable(n_modules: int) -> list[Any]:
+    """Return the loaded modules of torch, torchvision and Avalanche that users may patch, and the classes in them."""
+    modules = [module for name, module in [*sys.modules.items()] if name.startswith(_PATCHABLE)]
+    held = [(value, module.__name__) for module in modules for value in vars(module).values()]
+    kinds = [k for k, of in held if isinstance(k, type) and k.__module__ == of and not issubclass(k, tuple)]
+    return [*modules, *kinds]
 
 
 _PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  # → values when last searched, patches
