@@ -196,7 +196,7 @@ STREAMS = {
         training={"train_mb_size": 64, "train_epochs": 5},
         trials=12,
     ),
-    "split fashion": Stream(_idx("FashionMNIST"), _split, _NARROW, _FIVE),
+    "split fashion": Stream(_idx("FashionMNIST"), _split, _NARROW, _FIVE, trials=12),
     "split cifar": Stream(
         _cifar10,
         _split,
