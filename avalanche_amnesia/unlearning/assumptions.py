@@ -53,6 +53,8 @@ _LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, CodeType, loggin
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 CALLED = (*_FUNCTIONS, MethodType, MethodWrapperType, partial)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+_UNCHANGED = (*_FUNCTIONS, *CONTAINERS, ModuleType, CodeType, logging.Logger)
+"""Classes of objects that are no settings of data: code, which is read elsewhere, and objects with caches."""
 _DRAWING = (torch.Generator, SobolEngine, np.random.Generator, np.random.RandomState, random.Random, Iterator)
 """Closed classes whose objects have a state that no task's seed sets: random generators, iterators, open files."""
 LONG = 1000  # longer containers hold samples
@@ -150,10 +152,9 @@ def patches(strategy: Strategy, others: Iterable[Any] = ()) -> Iterator[tuple[st
 @lru_cache(1)
 def _patchable(n_modules: int) -> list[Any]:
     """Return the loaded modules of torch, torchvision and Avalanche that users may patch, and the classes in them."""
-    modules = [module for name, module in [*sys.modules.items()] if name.startswith(_PATCHABLE)]
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(_PATCHABLE) and module]
     held = [(value, module.__name__) for module in modules for value in vars(module).values()]
-    kinds = [k for k, of in held if isinstance(k, type) and k.__module__ == of and not issubclass(k, tuple)]
-    return [*modules, *kinds]
+    return [*modules, *(k for k, of in held if isinstance(k, type) and k.__module__ == of and not issubclass(k, tuple))]
 
 
 _PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  # → values when last searched, patches
@@ -234,10 +235,9 @@ def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
             now = f"{'' if each.is_inference() else each._version} {tensor_hash(some)}"
         elif isinstance(each, Dataset) and not is_of(type(each), "avalanche"):  # which fills caches, and keeps modes
             now = str([id(value) for value in vars(each).values()])
-        elif not is_of(type(each), "avalanche", "avalanche_amnesia") and not isinstance(
-            each, (*_FUNCTIONS, *CONTAINERS)
-        ):
-            now = as_text(each) + str([(name, as_text(value)) for name, value in _attributes(each)])
+        elif not (is_of(type(each), "avalanche", "avalanche_amnesia") or isinstance(each, _UNCHANGED)):
+            few = each.reshape(-1)[:: each.size // LONG + 1] if isinstance(each, np.ndarray) else each
+            now = as_text(few) + str([(name, as_text(value)) for name, value in _attributes(each)])
         else:
             continue
         with suppress(TypeError):  # of an object without weak references
@@ -500,7 +500,8 @@ def as_text(value: Any) -> str:
     if isinstance(value, Tensor):
         return tensor_hash(value)
     if isinstance(value, np.ndarray):
-        return f"{value.dtype} {value.shape} {blake3(value.tobytes()).hexdigest()}"
+        held = as_text(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
+        return f"{value.dtype} {value.shape} {blake3(held).hexdigest()}"
     if isinstance(value, _FUNCTIONS):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, CodeType):  # without the docstring, a function's first constant
@@ -508,17 +509,16 @@ def as_text(value: Any) -> str:
         return blake3(f"{value.co_code.hex()} {value.co_names} {constants}".encode()).hexdigest()
     if isinstance(value, partial):
         return str([*map(as_text, (value.func, *value.args, *value.keywords, *value.keywords.values()))])
+    items = [*value.items()] if isinstance(value, dict) and _is_plain(value) else value
+    if isinstance(items, (list, tuple, set, frozenset)) and len(items) < LONG:  # sets have other orders elsewhere
+        return str(sorted(map(as_text, items)) if isinstance(items, (set, frozenset)) else [*map(as_text, items)])
     if _is_plain(value):
-        return repr(value)
-    if isinstance(value, (list, tuple)) and len(value) < LONG:
-        return str([*map(as_text, value)])
-    size = f" of {len(value)}" if isinstance(value, CONTAINERS) else ""
-    return f"{type(value).__qualname__}{size}"
+        return str(value) if isinstance(value, Enum) else repr(value)
+    return type(value).__qualname__ + (f" of {len(value)}" if isinstance(value, CONTAINERS) else "")
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return len(value) < LONG and all(map(_is_plain, (*value.keys(), *value.values())))
+    items = (*value.keys(), *value.values()) if isinstance(value, dict) else value
     if isinstance(value, CONTAINERS):
-        return len(value) < LONG and all(map(_is_plain, value))
+        return len(value) < LONG and all(map(_is_plain, items))
     return isinstance(value, (*_PLAIN, np.generic))

@@ -32,7 +32,7 @@ from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.training import EVEN_BUDGET
-from avalanche_amnesia.unlearning.assumptions import _is_closed, attributes_of, is_closed, loaded, open_parts
+from avalanche_amnesia.unlearning.assumptions import _is_closed, as_text, attributes_of, is_closed, loaded, open_parts
 
 X, Y = DIGITS.train_stream[0].tensors
 CLASSES = [[0, 1], [0, 1]]
@@ -220,11 +220,18 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     patterns += [r"_global_forward_hooks \(hook at .*", f"{__name__}.Holder", LAMBDA, rf"reset of Mean \({LAMBDA}\)"]
     patterns += [r"the kernel hardtanh \(CPU\)", r"linear of torch.nn.functional \(linear at test_ass.*"]
     replaced = ("mul_ of Tensor", "backward of torch.autograd", "zeros_ of torch.nn.init", "step of Adam")
-    replaced += ("update of Mean", "__iter__ of RandomSampler")
+    replaced += ("__iter__ of RandomSampler", "update of Mean")
     patterns += [rf"{name} \(doubled at .*" for name in replaced]
     assert_match(parts, patterns)
     monkeypatch.undo()
     assert "hook at test_assumptions.py:" in open_parts(pools(), {"collate_fn": hook})[0]
+
+
+def test_equal_values_have_equal_texts_in_every_process():
+    first, second = {0, 8}, {8, 0}
+    assert [*first] != [*second]  # as the sets of text in two processes
+    for within in (set, lambda given: {frozenset(given): 1}, lambda given: np.array([given, 0], dtype=object)):
+        assert as_text(within(first)) == as_text(within(second)) != as_text(within({0}))
 
 
 COUNTER, NUMBERS = {"calls": 0}, itertools.count()

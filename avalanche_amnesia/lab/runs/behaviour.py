@@ -26,7 +26,8 @@ _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.Size, Tensor, np.ndarray)
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
 _LEAVES = (*_VALUES, CodeType, ModuleType, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
-_LEFT_OUT = assumptions.LEADING_OUT | {"training"}  # the mode of a module, which evaluations change
+_LEFT_OUT = assumptions.LEADING_OUT | {"training", *(name for name in vars(torch.nn.Module()) if "_hooks" in name)}
+"""Attributes not followed: a module's mode, which evaluations change, and its hooks, whose keys count all hooks."""
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
@@ -95,18 +96,17 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
         yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
         if thing is os.getenv:
-            yield ".environ", dict(os.environ)
+            yield ".environ", dict(sorted(os.environ.items()))
     elif isinstance(thing, (*assumptions.CALLED, *assumptions.WRAPPERS)):
         yield from assumptions.parts_of(thing)
         yield ".code", getattr(thing, "__code__", None)
     elif isinstance(thing, assumptions.CONTAINERS):
         yield from _attributes(thing)
         is_set = isinstance(thing, (set, frozenset))  # sets of text have another order in every process
-        unnamed = zip([""] * len(thing), thing, strict=True) if is_set else enumerate(thing)
-        entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else unnamed
+        entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
         if len(thing) < assumptions.LONG:
             yield from [(".order", str([*map(_as_text, thing)]))] if isinstance(thing, dict) else []
-            yield from ((f"[{_as_text(key)}]", value) for key, value in entries)
+            yield from ((f"[{_as_text('' if is_set else key)}]", value) for key, value in entries)
         else:
             texts = [_as_text(part) for part in tree_leaves([*entries]) if isinstance(part, _VALUES)]
             yield "[…]", blake3("\n".join(sorted(texts) if is_set else texts).encode(errors="replace")).hexdigest()

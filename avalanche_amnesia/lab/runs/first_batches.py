@@ -32,13 +32,14 @@ class NotRepeatableError(Exception):
 def without_trace(read: Callable[[], str], strategy: Strategy, *given: Any) -> str:
     """Return ``read()``; if it runs user code, call it in a copy of this process, so that the code keeps no trace.
 
-    Where processes can't be copied (Windows, workers of ``multiprocessing.Pool``), this process calls it.
+    Where processes can't be copied (Windows, with a GPU, workers of ``multiprocessing.Pool``), this process calls it.
 
     Raises:
         BrokenExecutor: that copy was killed.
     """
-    runs_user_code = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced(strategy)]))
-    if not runs_user_code or current_process().daemon or "fork" not in get_all_start_methods():
+    is_open = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced(strategy)]))
+    # CUDA can't be used after a fork, and reading looks at its random state.
+    if not is_open or current_process().daemon or torch.cuda.is_available() or "fork" not in get_all_start_methods():
         return read()
     # As a worker of torch's DataLoader, but one that may have such workers itself.
     with ProcessPoolExecutor(1, get_context("fork"), _WORK.append, (read,)) as copy:

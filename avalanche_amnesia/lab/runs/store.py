@@ -304,7 +304,7 @@ class StoredRun:
         if unlearning_of(self._strategy) is None:
             raise RequestError(f"{type(self._strategy).__name__} does not unlearn: give it an UnlearningPlugin")
         self._go(
-            key=_digest([self.key, {"unlearn": tasks, "options": script_code([options])}]),
+            key=_digest([self.key, {"unlearn": tasks, "options": script_code([dict(sorted(options.items()))])}]),
             name=f"unlearn {', '.join(map(str, tasks))}",
             do=lambda: unlearning_of(self._strategy).unlearn(self._strategy, tasks, **options),
         )
@@ -333,7 +333,7 @@ class StoredRun:
             try:
                 self._data[which] = experience, without_trace(read, self._strategy, experience, options)
             except (NotRepeatableError, BrokenExecutor, SystemExit) as error:
-                self._leave(f"{error} ({type(error).__name__})")
+                self._leave(f"{error} ({type(error).__name__}; reading data may take 300 s)")
         if not self.stored:
             return os.urandom(16).hex()
         return _digest([parent, {"train": int(experience.task_label), "data": self._data[which][1], "options": told}])
@@ -454,11 +454,11 @@ def _root_key(strategy: Strategy, state: Any) -> str:
     held = {place: part.name for place, part in parts.items()}
     around = {name: value for name, value in torch_settings().items() if "num_threads" not in name} | package_versions()
     skip, loss = [strategy, strategy.model, strategy.optimizer, strategy.evaluator], strategy._criterion
-    users = [strategy.optimizer, loss, *strategy.plugins, *strategy.model.modules()]
+    users = [loss, getattr(loss, "training", None), strategy.optimizer, *strategy.plugins, *strategy.model.modules()]
     graphs = [part.code(mode) for part in users if isinstance(part, MaskedBackbone) for mode in (False, True)]
-    kept = [*map(type, skip), *users, dict(hooks_of(strategy)), replaced(strategy), *interceptors(), *patches(strategy)]
-    surroundings = [around, strategy.device.type, getattr(loss, "training", None)]
-    return _digest([{**body, "metrics": []}, held, script_code(kept, skip), graphs, *surroundings])
+    patched = {f"{place}.{name}": value for place, name, _, value in patches(strategy)}
+    kept = [*map(type, skip), *users, dict(hooks_of(strategy)), replaced(strategy), *interceptors(), patched]
+    return _digest([{**body, "metrics": []}, held, around, strategy.device.type, graphs, script_code(kept, skip)])
 
 
 def _digest(content: Any) -> str:

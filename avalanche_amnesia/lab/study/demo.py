@@ -60,8 +60,7 @@ def run_demo(
     store: Path | None = None,
 ) -> list[Run]:
     """Run the demo, write its results (report, table, logs) to a folder, and return its runs."""
-    experiment = demo_experiment(data_root is not None, seed, epochs)
-    cells = cells_of(experiment)
+    cells = cells_of(experiment := demo_experiment(data_root is not None, seed, epochs))
     build(cells[0], data_root)  # missing data raises before anything is written
     out.mkdir(parents=True, exist_ok=True)
     asked = (f"{tasks_in_words(tasks)} after task {after}" for after, tasks in REQUESTS.items())
