@@ -116,7 +116,9 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    for name, held in getattr(thing, "__dict__", {}).items():
+    state: Any = object.__getstate__(thing)  # a tuple if the class has slots
+    slots = state[1] if isinstance(state, tuple) else {}
+    for name, held in {**getattr(thing, "__dict__", {}), **slots}.items():
         if name not in _LEFT_OUT or (name in assumptions.LEADING_OUT and not _is_installed(held)):
             yield f".{name}", held
 

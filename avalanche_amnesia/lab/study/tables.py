@@ -126,8 +126,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def _below_detection(run: Run) -> bool:
-    jsd = MEASURES["jsd"].of(run.last)
-    return jsd is not None and jsd < RESOLUTION
+    return (jsd := MEASURES["jsd"].of(run.last)) is not None and jsd < RESOLUTION
 
 
 def _check(runs: Sequence[Run]) -> None:

@@ -3,7 +3,7 @@
 import functools
 import random
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -155,6 +155,14 @@ class Shown(dict):
         return cross_entropy(x, y) * self.gain
 
 
+@dataclass(slots=True)
+class Slotted:
+    """A loss without a dictionary."""
+
+    gain: float
+    __call__ = Shown.__call__
+
+
 def shown(gain):
     vars(found := Shown()).update(gain=gain)
     return found
@@ -167,6 +175,7 @@ def stepping(gain):
 
 SCRIPTS = {
     "attribute of a dictionary": losses(shown(1.0), shown(2.0)),
+    "attribute in a slot": losses(Slotted(1.0), Slotted(2.0)),
     "order of a dictionary": losses(partial(weighted, {"a": 1, "b": 2}), partial(weighted, {"b": 2, "a": 1})),
     "bound method of a list": losses(weighted([1.0].__getitem__), weighted([2.0].__getitem__)),
     "text as a name": losses(lambda x, y: eval("X").sum(), lambda x, y: eval("Y").sum()),
