@@ -225,7 +225,7 @@ class StepsTogether:
     def begin_step(self, strategy: Strategy) -> None:
         """Before the forward pass: use this process's random stream; let BatchNorm use the samples of all processes."""
         self.leave_step()
-        self._step.enter_context(self._draws.swapped(seeding.torch_rng_state))  # all would take longer
+        self._step.enter_context(self._draws.swapped(seeding.torch_rng_state))  # all take longer to swap
         self._step.enter_context(_norms_together(_counted(strategy), _weight(strategy)))
 
     def leave_step(self) -> None:

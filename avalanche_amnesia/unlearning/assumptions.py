@@ -139,7 +139,7 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
 
 
 def patches(strategy: Strategy, others: Iterable[Any] = ()) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield place, name, part and value of everything in closed code for which open code was put."""
+    """Yield (place, name, replacement's name, replacement) of each attribute of closed code that user code replaced."""
     own = (strategy, strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules())
     parts = dict.fromkeys(map(type, (*own, *others)))
     kinds = dict.fromkeys(base for kind in parts for base in kind.__mro__ if is_closed(base))
@@ -151,7 +151,7 @@ def patches(strategy: Strategy, others: Iterable[Any] = ()) -> Iterator[tuple[st
 
 @lru_cache(1)
 def _patchable(n_modules: int) -> list[Any]:
-    """Return the loaded modules of torch, torchvision and Avalanche that users may patch, and the classes in them."""
+    """Return modules that users may patch, and the classes in them; ``n_modules`` loaded ones: the key of the cache."""
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(_PATCHABLE) and module]
     held = [(value, module.__name__) for module in modules for value in vars(module).values()]
     return [*modules, *(k for k, of in held if isinstance(k, type) and k.__module__ == of and not issubclass(k, tuple))]
@@ -161,7 +161,7 @@ _PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  
 
 
 def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
-    """Return (name, replacement's name) of each function that user code replaced in a closed class or module."""
+    """Return (name, replacement's name) of each attribute of a closed class or module that user code replaced."""
     values, (before, found) = [*vars(place).values()], _PLACES.get(place, ([], []))
     if len(values) == len(before) and all(map(is_, values, before)):
         return found

@@ -3,7 +3,7 @@
 import signal
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from itertools import islice
 from multiprocessing import current_process, get_all_start_methods, get_context
 from typing import Any
@@ -35,7 +35,7 @@ def without_trace(read: Callable[[], str], strategy: Strategy, *given: Any) -> s
     Where processes can't be copied (Windows, with a GPU, workers of ``multiprocessing.Pool``), this process calls it.
 
     Raises:
-        BrokenExecutor: that copy was killed.
+        NotRepeatableError: that copy ended without an answer, or needed more than 300 seconds.
     """
     is_open = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced(strategy)]))
     # CUDA can't be used after a fork, and reading looks at its random state.
@@ -43,7 +43,10 @@ def without_trace(read: Callable[[], str], strategy: Strategy, *given: Any) -> s
         return read()
     # As a worker of torch's DataLoader, but one that may have such workers itself.
     with ProcessPoolExecutor(1, get_context("fork"), _WORK.append, (read,)) as copy:
-        return copy.submit(_in_copy).result()
+        try:
+            return copy.submit(_in_copy).result()
+        except (BrokenExecutor, SystemExit) as error:
+            raise NotRepeatableError("the process that read its data ended, or needed more than 300 s") from error
 
 
 def _in_copy() -> str:

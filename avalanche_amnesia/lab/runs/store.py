@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -172,10 +171,6 @@ class RunStore:
         os.utime(self._folder(key) / STATE)
         return read_state(self._folder(key), self.path / "blobs")
 
-    def node(self, key: str) -> dict[str, Any]:
-        """Return the saved fields of the :class:`Node` with this key: parent, trained tasks, step and duration."""
-        return dict(read_body(self._folder(key))[0]["node"])
-
     def write(self, key: str, body: Mapping[str, Any], parts: Parts) -> None:
         """Store a state under a key, and delete the least recently used states if the store exceeds its limit."""
         with self.lock("store"):  # no pruning while new tensors are not yet part of a state
@@ -315,7 +310,7 @@ class StoredRun:
         """Return the duration of the last step, measured when it was computed."""
         if self.key not in self._seconds:
             with suppress(StateError):
-                return float(self._store.node(self.key)["seconds"])
+                return float(read_body(self._store.path / "nodes" / self.key)[0]["node"]["seconds"])
             self._settle()  # compute it again: another process has deleted it
         return self._seconds[self.key]
 
@@ -332,8 +327,8 @@ class StoredRun:
             read = partial(_facts_of_data, self._strategy, experience, options)
             try:
                 self._data[which] = experience, without_trace(read, self._strategy, experience, options)
-            except (NotRepeatableError, BrokenExecutor, SystemExit) as error:
-                self._leave(f"{error} ({type(error).__name__}; reading data may take 300 s)")
+            except NotRepeatableError as error:
+                self._leave(str(error))
         if not self.stored:
             return os.urandom(16).hex()
         return _digest([parent, {"train": int(experience.task_label), "data": self._data[which][1], "options": told}])

@@ -3,7 +3,7 @@
 import functools
 import random
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import make_dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -155,12 +155,7 @@ class Shown(dict):
         return cross_entropy(x, y) * self.gain
 
 
-@dataclass(slots=True)
-class Slotted:
-    """A loss without a dictionary."""
-
-    gain: float
-    __call__ = Shown.__call__
+Slotted = make_dataclass("Slotted", ["gain"], namespace={"__call__": Shown.__call__}, slots=True)
 
 
 def shown(gain):
