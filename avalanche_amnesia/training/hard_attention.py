@@ -1,4 +1,4 @@
-"""Settings of the masks that hard attention learns."""
+"""Settings for learning masks by hard attention (HAT)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ HALF = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class HardAttention:
-    """Settings of hard attention, which learns a task's mask, ``masks=HardAttention(…)``; defaults as published.
+    """Settings for learning a task's mask by hard attention, ``masks=HardAttention(…)``; defaults as in the HAT paper.
 
     With a ``budget`` all of a layer's units begin open, and the gate closes over the first part of the task
     (``warm_up``). Then the task takes the units of largest embeddings: of the free ones as many as its budget allows
@@ -107,7 +107,7 @@ class HardAttention:
         object.__setattr__(self, "statistics_batches", whole)
 
     def shares(self, to_come: int | None) -> tuple[float, float]:
-        """Return the share of a layer's free units, and the largest share of its units in use, that a task takes."""
+        """Return the fraction of a layer's free units that a task takes, and the most of its used units it reuses."""
         # ``to_come``: number of tasks in the stream still to be trained, this one included; None: unknown.
         reused = HALF if self.reuse is None else self.reuse
         if self.budget == "even":

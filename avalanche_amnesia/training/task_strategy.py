@@ -397,11 +397,11 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         strict: bool = False,
         reproduce: bool | None = None,
     ) -> UnlearningRecord:
-        """Unlearn tasks, or samples or classes of one, as a whole or not at all; at any moment outside a training call.
+        """Unlearn tasks, or samples or classes of one task, completely or not at all; call it outside of ``train``.
 
-        For samples or classes the task is trained again without them, in its place, and remains: it costs two
-        trainings (see ``reproduce``). This takes a method in which no task depends on another: weight pools or
-        networks apart. RanPAC subtracts the samples instead.
+        For samples or classes the task is trained again without them, on its own weights, and remains: this costs two
+        trainings (see ``reproduce``). It needs a method in which no task depends on another: DisjointSubnets or
+        Independent. RanPAC subtracts the samples instead.
 
         Args:
             tasks: labels of remaining, not permanent tasks; or a request.

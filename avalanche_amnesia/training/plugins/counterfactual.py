@@ -1,4 +1,4 @@
-"""Heads fitted in advance for sets of earlier tasks that may be unlearned (``compensation="counterfactual"``)."""
+"""Replacement heads, fitted in advance for the model without some tasks (``compensation="counterfactual"``)."""
 
 import random
 import warnings
@@ -42,7 +42,7 @@ MOST_APART = 3
 
 
 class _WithoutTasks:
-    """Helper that removes updates of tasks from a model's backbone for the length of a ``with`` block."""
+    """Helper that removes the updates of chosen tasks from a model's backbone within a ``with`` block."""
 
     def __init__(self, model: TaskMaskedModel, trajectory: Trajectory, tasks: Collection[int]) -> None:
         self._trajectory = trajectory
@@ -52,7 +52,7 @@ class _WithoutTasks:
 
     @contextmanager
     def taken_out(self, gone: Collection[int]) -> Iterator[None]:
-        """Remove updates of the tasks in ``gone`` from the backbone for a block; restore it bit for bit afterwards."""
+        """Remove the updates of the tasks in ``gone`` from the backbone within the block; then restore every bit."""
         moved = [(self._parameters[name], of) for name, of in self._removal(gone).items()]
         try:
             for parameter, of in moved:
@@ -73,7 +73,7 @@ class _WithoutTasks:
 def _apart(
     logs: Mapping[int, Log], tasks: Collection[int], current: Mapping[str, Tensor]
 ) -> dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] | None:
-    """Return tensor name → task → (index, values now, values without it); None if two tasks wrote the same entry."""
+    """Return tensor → task → (index, current values, values without the task); None if two tasks changed an entry."""
     apart: dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
     for name, value in current.items():
         apart[name], written = {}, torch.zeros(value.shape, dtype=torch.bool)
@@ -90,7 +90,7 @@ def _apart(
 
 
 class CounterfactualPlugin(Plugin):
-    """Plugin that fits further heads when a task ends, each for a set of earlier tasks that may be unlearned later.
+    """Plugin that fits replacement heads when a task ends, one per set of earlier tasks that may be unlearned later.
 
     While the task's data is available, the updates of an earlier task are removed from the backbone for a forward pass,
     the head is fitted to the remaining features, and the backbone is restored bit for bit. An unlearning then only
@@ -156,7 +156,7 @@ class CounterfactualPlugin(Plugin):
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Fit the counterfactual heads of a task that has just been trained."""
+        """Fit the replacement heads of a task that has just been trained."""
         possible = frozenset(unlearnable)
         self.sources = {task: sources & possible for task, sources in self.sources.items()}
         self.heads = {
@@ -265,7 +265,7 @@ class CounterfactualPlugin(Plugin):
 
 
 def _sets(sources: Collection[int]) -> list[frozenset[int]]:
-    """Return the sets of tasks that get a head: all; of more than ``MOST_APART`` tasks, each alone and ``SEVERAL``."""
+    """Return all non-empty subsets of ``sources``; above ``MOST_APART`` tasks only single tasks, and ``SEVERAL``."""
     few = len(sources) <= MOST_APART
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]
@@ -273,7 +273,7 @@ def _sets(sources: Collection[int]) -> list[frozenset[int]]:
 
 
 def _some_sets(sources: Collection[int], seed: int) -> list[frozenset[int]]:
-    """Draw twice as many different sets of two or more tasks as there are tasks, each size equally likely."""
+    """Draw ``2 * len(sources)`` different subsets of two or more tasks; each draw chooses the size uniformly."""
     draw, found = random.Random(seed), dict[frozenset[int], None]()
     while len(found) < 2 * len(sources):
         found[frozenset(draw.sample(sorted(sources), draw.randint(2, len(sources))))] = None

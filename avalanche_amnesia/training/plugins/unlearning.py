@@ -1,4 +1,4 @@
-"""Plugin that obeys unlearning requests, for any Avalanche strategy with a recorded trajectory."""
+"""Plugin that carries out unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -39,7 +39,7 @@ from avalanche_amnesia.unlearning.purging import purgers
 Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlugin, *OF_THE_HOST)
-"""Plugins that need no purger."""
+"""Plugins that need no purger, because other code removes their data."""
 
 
 class UnlearningPlugin(Plugin):
@@ -143,7 +143,7 @@ class UnlearningPlugin(Plugin):
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
-        """Return the context of unlearning ``tasks`` now (plan, purgers, compensations); change nothing.
+        """Return the context of an unlearning of ``tasks`` now: plan, purgers, compensations; change nothing.
 
         Raises:
             RequestError: if the tasks can't be requested now.
@@ -241,7 +241,7 @@ class UnlearningPlugin(Plugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the training: move this plugin after learning plugins, undo an aborted task, obey waiting requests."""
+        """Before the training: move this plugin after learning plugins, undo an aborted task, obey due requests."""
         # At each event learning plugins and metrics run before this one, the third last; and no plugin may have checked
         # yet whether the task is new.
         refuse_second(strategy, UnlearningPlugin)
@@ -257,7 +257,7 @@ class UnlearningPlugin(Plugin):
         self._obey_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: check the task and its requests, and obey the requests due before the task."""
+        """Before a task's training: check the task and its requests, and carry out the requests due before the task."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
         self._choose_deletion(strategy.model)
@@ -289,7 +289,7 @@ class UnlearningPlugin(Plugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: check requests' iterations, record the tasks it sees, prepare compensations."""
+        """Before a task's first step: check request iterations, record which tasks influence it, prepare purgers."""
         self.current_task = single_task(strategy.experience)
         self._before = self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
@@ -302,7 +302,7 @@ class UnlearningPlugin(Plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an iteration: obey its requests, and remove samples of the unlearned tasks from the mini-batch."""
+        """Before an iteration: carry out its requests, and remove samples of unlearned tasks from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
             task, adds = single_task(strategy.experience), getattr(strategy.model, "additive", False)
             self.claims.first_step(strategy, task, kwargs, self._before.get(task) if adds else None)
@@ -319,7 +319,7 @@ class UnlearningPlugin(Plugin):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: enter the task into the ledger, and obey the requests due after it."""
+        """After a task's training: enter the task into the ledger, and carry out the requests due after it."""
         task = single_task(strategy.experience)
         reads: Iterable[int] = ()
         if isinstance(strategy.model, MultiHeadModel):
@@ -346,7 +346,7 @@ class UnlearningPlugin(Plugin):
             self._obey_overdue(strategy)
 
     def _obey_overdue(self, strategy: Strategy) -> None:
-        """Obey the requests that are due after finished tasks, also those delayed by an interruption."""
+        """Carry out all requests that are due after finished tasks, also requests delayed by an interruption."""
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
                 self._unlearn(strategy, request, request.event(task), self.keep_probes)
@@ -424,7 +424,7 @@ class UnlearningPlugin(Plugin):
             self.current = None
 
     def forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
-        """Drop results of ``tasks`` from the evaluator; empty optimizer and plugin states in the current snapshot."""
+        """Delete the evaluator's results of ``tasks``; clear optimizer and plugin states in the current snapshot."""
         # Avalanche repeats the last value of every metric for ever, as if the model still knew a forgotten task.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
@@ -468,7 +468,7 @@ class UnlearningPlugin(Plugin):
         return context
 
     def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
-        """Return (object, purger) pairs among plugins, strategy and criterion, and the objects with unknown state."""
+        """Return (object, purger) for plugins, strategy and criterion with a purger, and objects with unknown state."""
         others = [
             plugin
             for plugin in strategy.plugins
@@ -494,7 +494,7 @@ class UnlearningPlugin(Plugin):
             model.keeps_shared_entries = self.deletion == "exclusive"
 
     def _snapshot(self, strategy: Strategy) -> TaskSnapshot | None:
-        """Return the snapshot of values before the current task; None between tasks."""
+        """Return the snapshot of model and optimizer from before the current task; None between tasks."""
         return self._trajectory(strategy).snapshot
 
     def _trajectory(self, strategy: Strategy) -> TrajectoryPlugin:
@@ -517,7 +517,7 @@ def _request(
     samples: Iterable[int] = (),
     classes: Iterable[int] = (),
 ) -> Iterable[int] | UnlearningRequest:
-    """Return the request that the arguments of ``unlearn`` stand for."""
+    """Return the arguments of ``unlearn`` as one request: an UnlearningRequest if they name samples or classes."""
     samples = checks.integers("samples", samples, "positions in the data of the task")
     classes = checks.integers("classes", classes, "labels in the data of the task")
     if task is None and not samples and not classes:

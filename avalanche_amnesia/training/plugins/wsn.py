@@ -22,7 +22,7 @@ ScoresRule = Literal["keep", "redraw"]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredWeights:
-    """Settings for learning scores, which choose the weights that a task uses, ``masks=ScoredWeights(…)``.
+    """Settings for learning the scores by which a task chooses its weights, ``masks=ScoredWeights(…)``.
 
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
@@ -60,7 +60,7 @@ class ScoredWeights:
 
 
 class SubnetTask(TaskInTraining):
-    """State of a task in training that learns one score per weight."""
+    """State of a task in training that learns one score for each weight."""
 
     scores: nn.Parameter
     step_scores: BareStep
@@ -101,7 +101,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Make adjuster and score optimizer; called again if another task is unlearned during this task's training."""
+        """Create adjuster and score optimizer; called again if another task is unlearned during this training."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
@@ -110,14 +110,14 @@ class SubnetPlugin(TaskMaskPlugin):
         now.step_scores = BareStep(torch.optim.Adam([now.scores], lr=self.masks.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
-        """Return the first scores, ``(n_weights,)``: the last remaining task's, or drawn ones."""
+        """Return the initial scores, ``(n_weights,)``: those of the last remaining task, or random ones."""
         last = model.last_scores() if self.masks.scores == "keep" else None
         if last is not None:
             return last
         return self._draw(model, *(("scores",) if self.masks.scores == "keep" else ("scores", task)))
 
     def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
-        """Return scores, ``(n_weights,)``, drawn from U(−1/√fan_in, 1/√fan_in) with the seed and ``purpose``."""
+        """Return random scores, ``(n_weights,)``, from U(−1/√fan_in, 1/√fan_in), seeded by the seed and ``purpose``."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
         parts = []
         for tensor in model.graph.layers.values():
@@ -137,7 +137,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def keep_mask(self, strategy: Strategy) -> None:
-        """Restore entries outside the mask to their bits before the task, and store the mask."""
+        """Restore entries outside the mask to their bits before the task, store the mask, and fit the head."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         self._drop_unlearned_scores(strategy)
@@ -152,7 +152,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """If a task was unlearned during this training, restart scores derived from it, and make the adjuster again."""
+        """If a task was unlearned during this training, restart scores derived from it, and create a new adjuster."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
