@@ -260,7 +260,7 @@ def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace norms by calls that write no running statistics; return the names of other written buffers."""
+    """Replace norms by calls that update no running statistics; return the names of other written buffers."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
@@ -294,7 +294,7 @@ def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
 
 
 def _before_norms(statistic: Any) -> Any:
-    """Return the original buffer of a running statistic, which one or several calls of its norm updated."""
+    """Return the buffer from which one or several calls of a norm computed the running statistic."""
     while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
         norm, number = statistic.args
         if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ _MUCH_LESS = 0.6
 
 
 class OpenEntries(NamedTuple):
-    """Rows and columns of a weight ``(units, inputs, …)`` in a mask (None: all), and the fraction of other entries."""
+    """Rows (units) and columns (inputs) of a weight that a mask uses (None: all), and the fraction of other entries."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -56,7 +56,7 @@ class Computed(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer with masked outputs (units); ``sets``, ``(units,)``, has the number of each unit's set in UnitSets."""
+    """A layer whose outputs are units with a mask; ``sets``, ``(units,)``: number of each unit's set in UnitSets."""
 
     name: str
     units: int
@@ -140,7 +140,7 @@ class UnitGraph:
         return Computed(self.factors, covered)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Return weight name → rows and columns that the mask ``units``, bool ``(n_units,)``, covers, if few."""
+        """Return weight name → rows and columns that the mask ``units``, bool ``(n_units,)``, uses, if they are few."""
         of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
@@ -156,7 +156,7 @@ class UnitGraph:
         return found
 
     def sources(self, layer: str) -> Tensor | None:
-        """Return the numbers of the unit sets that feed a layer; None if no weight connects its units to inputs."""
+        """Return the numbers of the unit sets that feed a layer; None if no weight connects the layer to inputs."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
@@ -190,7 +190,7 @@ class Draft:
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """Return the layer of a weight: created at the first call with it, then reused, also in the other mode."""
+        """Return the layer of a weight; the first call creates it, and later calls return it again, in both modes."""
         places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
@@ -209,7 +209,7 @@ class Draft:
         return self.layers[name]
 
     def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Record the unit sets (``factors``) of a parameter's entries: an entry is in use if all its sets are."""
+        """Record the unit sets that a parameter's entries depend on: an entry is in use if all its sets are."""
         for part in parameter.parts:
             if part.owned:
                 continue
@@ -260,5 +260,5 @@ class Draft:
 
 
 def _are(factor: Tensor, sets: Tensor) -> bool:
-    """Return True if ``factor``, flattened, equals ``sets``: the unit-set number of each unit of a layer, in order."""
+    """Return True if ``factor``, flattened, has exactly the set numbers of a layer's units (``sets``), in order."""
     return torch.equal(factor.reshape(-1), sets)

@@ -110,14 +110,14 @@ class UnitSets:
     # Use of sets under masks ----------------------------------------------------------------------------------
 
     def table(self, numbers: Sequence[int]) -> Tensor:
-        """Return the units of some sets, one per column; ``n_units`` stands for ALWAYS, ``n_units + 1`` for NOTHING."""
+        """Return a tensor with the units of one set per column; ``n_units`` is ALWAYS, ``n_units + 1`` is NOTHING."""
         ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
         rows = [ends.get(number) or sorted(self._sets[number]) for number in numbers]
         width = max(map(len, rows))
         return torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Return the numbers and the units of all sets, grouped by size so that the tables are narrow."""
+        """Return pairs (set numbers, table of their units) of all sets, grouped by size so that tables are narrow."""
         if self._tables is None or self._tables[0][0].device != device:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):
@@ -178,7 +178,7 @@ class Value:
         return self.ids.shape
 
     def like(self, ids: Tensor | None = None, masked: Masked | None = None) -> Value:
-        """Return a copy with other sets ``ids``, or other contents ``masked`` of masked entries."""
+        """Return a copy with other set numbers ``ids``, or another state ``masked`` of masked entries."""
         return Value(self.ids if ids is None else ids, self.masked if masked is None else masked)
 
     @property
@@ -189,7 +189,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Dependence:
-    """For each entry of a computed tensor: the entries of one parameter that it depends on.
+    """Map from each entry of a computed tensor to the entries of one parameter that it depends on.
 
     The parameter's entries fall into groups; an entry of the tensor depends on all entries of one group.
     """
@@ -312,7 +312,7 @@ def always_in_use(like: Tensor) -> Value:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return all objects in nested containers that are no containers themselves, in order."""
+    """Return all leaves of nested containers, in order."""
     found: list[Any] = []
     map_leaves(tree, found.append)
     return found

@@ -110,7 +110,7 @@ class Walk:
         self._masked: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> Tensor | None:
-        """Apply the rules to all nodes; return the sets of the features, ``(features,)``, or None if a node fails."""
+        """Apply the rules to all nodes; return each feature's set number, ``(features,)``, or None if a node fails."""
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in places:
             self.values[node] = always_in_use(self.result(node))

@@ -49,7 +49,7 @@ class TamperedError(RequestError):
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Settings and plugins of one training, which must be equal in a retrained model.
+    """Settings, plugins and attributes of one training, which must be equal in a retrained model.
 
     Attributes:
         settings: settings of the strategy, its optimizer and plugins.
@@ -74,7 +74,7 @@ class Circumstances:
 class Claims:
     """Log of each training's settings and visible tasks, used to derive the claim of an unlearning.
 
-    ``company`` unites :data:`TRAINED_HERE` of all processes that trained the tasks: data that user code may remember.
+    ``company``: data that user code may remember, the union of :data:`TRAINED_HERE` in all processes that trained.
     """
 
     influences: frozenset[int] = frozenset()
@@ -86,7 +86,7 @@ class Claims:
     company: frozenset[str] = frozenset()
 
     def state(self) -> dict[str, Any]:
-        """Return all that is known about trainings and unlearnings so far, as a dict to save."""
+        """Return the log as a dict to save."""
         trainings = {task: Apart(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
@@ -101,7 +101,7 @@ class Claims:
     # A training -----------------------------------------------------------------------------------------------
 
     def look_before_training(self, model: nn.Module) -> None:
-        """Store the names of tensors changed since the last training. Called before any plugin prepares a training."""
+        """Store the names of tensors changed since the last training. Called before plugins prepare the next one."""
         self.changed = self.tampered(model_hashes(model))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
@@ -126,14 +126,14 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def loaded(self, strategy: Strategy) -> None:
-        """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
+        """After a load into a user's plugin: add all data trained earlier to the data that this process may know."""
         assumptions.loaded(strategy)
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)
 
     def abandon(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
-        """Restore the log ``before`` of an aborted training (None: not begun); ``first``: no training was finished."""
+        """Restore the log ``before`` an aborted training (None: not begun); ``first``: no training was finished yet."""
         self.influences = frozenset()
         self._trainings = self._trainings if before is None else before
         self._first = None if first else self._first
@@ -163,7 +163,7 @@ class Claims:
         return self._trainings[task]
 
     def check_processes(self) -> None:
-        """Raise RequestError unless as many processes train together now as in the first training."""
+        """Raise RequestError if the number of processes differs from that of the first training."""
         there = 1 if self._first is None else self._first.settings.get("processes", 1)
         if there != n_processes():
             raise RequestError(
@@ -172,7 +172,7 @@ class Claims:
             )
 
     def train_options(self) -> dict[str, Any]:
-        """Return the arguments of ``train`` that the first training depended on; RequestError if one was not stored."""
+        """Return the arguments of ``train`` that affected the first training; RequestError if one was not stored."""
         options = {} if self._first is None else _learning_options(self._first)
         if lost := [name for name, value in options.items() if isinstance(value, tuple)]:
             raise RequestError(
@@ -256,7 +256,7 @@ class Claims:
         return self.decided(trained_again, tuple(dict.fromkeys(found)))
 
     def assume(self, task: int, part: str, change: Transaction) -> None:
-        """Add a part on which claims rest until the task is trained again, or unlearned."""
+        """Add ``part`` to the assumptions of the task's claims, until the task is trained again or unlearned."""
         held = self._trainings[task]
         change.set(self, _trainings={**self._trainings, task: replace(held, rests_on=(*held.rests_on, part))})
 
@@ -267,7 +267,7 @@ class Claims:
         return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
-        """Return the reasons why a training with this strategy is no function of (seed, task) and its visible tasks."""
+        """Return the reasons why a training now depends on more than the seed, the task and its visible tasks."""
         # Class attributes of plugins: ``seeds_tasks`` (seeds every task), ``commits_to_mask`` (restores all entries
         # outside the task's mask).
         found = []

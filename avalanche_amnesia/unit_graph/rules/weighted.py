@@ -17,7 +17,7 @@ A: Any = torch.ops.aten
 
 @rule(A.linear, zeros=True)
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
-    """Record a linear layer ``x Wᵀ + b``; return its result's unit sets, one unit per entry of the last axis."""
+    """Record a linear layer ``x Wᵀ + b``; return its new units, one per entry of the last axis."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=0)
@@ -25,14 +25,14 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
 
 @rule(A.addmm, zeros=True)
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
-    """Record ``b + x W``, a linear layer with a transposed weight, and return its result's unit sets."""
+    """Record ``b + x W``, a linear layer with a transposed weight; return its new units."""
     if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
         return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=1)
 
 
 def _moves(weight: Any) -> bool:
-    """Return True if several tasks train a parameter of the weight; only then does its layer get units."""
+    """Return True if later tasks can change the weight; only then do the layer's outputs become units with masks."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
@@ -51,7 +51,7 @@ def _plain(bias: Any) -> str | None:
 
 
 def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, unit_axis: int) -> Value:
-    """Record a dense layer from the last axis of ``x`` to new units, and return its result's unit sets."""
+    """Record a dense layer from the last axis of ``x`` to new units; return the units of its result's entries."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _layer(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
@@ -61,7 +61,7 @@ def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any
 
 @rule(A.conv1d, A.conv2d, A.conv3d, zeros=True)
 def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """Record a convolution, and return its result's unit sets, one unit per output channel (axis 1)."""
+    """Record a convolution; return its new units, one per output channel (axis 1)."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
@@ -94,7 +94,7 @@ def _depthwise(
 
 @rule(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d, zeros=True)
 def transposed(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """Record a transposed convolution, weight ``(inputs, units/groups, …)``, and return its result's unit sets."""
+    """Record a transposed convolution, weight ``(inputs, units/groups, …)``; return its new units, one per channel."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
@@ -111,7 +111,7 @@ def transposed(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None,
 
 @rule(A.embedding)
 def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
-    """Record an embedding table, read by the network's input; return its unit sets, one unit per dimension."""
+    """Record an embedding table that the network's input indexes; return its new units, one per dimension."""
     if not _moves(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
     sets = _layer(walk, node, weight, "Embedding", weight.shape[1])
