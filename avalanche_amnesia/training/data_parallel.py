@@ -145,7 +145,7 @@ class _NormTogether(torch.autograd.Function):
         mean, variance = mean.double(), variance.double()
         sums = summed(torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * values)
         m = sums[-1]
-        if values < 2 and m < 2:  # in this order: m would be waited for on a GPU
+        if values < 2 and m < 2:  # values first: reading m waits for a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         mean, square = (sums[:-1] / m).chunk(2)
         variance = (square - mean.square()).clamp_min(0)
@@ -164,7 +164,7 @@ class _NormTogether(torch.autograd.Function):
         x, weight, mean, variance, m = ctx.saved_tensors
         given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True])
         _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)
-        # Gradients are of the mean loss of a part; later each is weighted as the part's loss.
+        # These are gradients of a part's mean loss; ``reduce`` weights them later, like the loss of the part.
         shared = summed(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
         of_mean, of_scale = (shared / (ctx.of_loss or 1)).chunk(2)
         scale = (variance + ctx.eps).rsqrt()
@@ -176,7 +176,7 @@ class _NormTogether(torch.autograd.Function):
         return of_x.to(x.dtype), *own, None, None, None, None, None
 
 
-# No TorchFunctionMode, because none is active in a backward pass, in which checkpoints compute layers again.
+# No TorchFunctionMode: it is inactive in a backward pass, and checkpointing computes layers again there.
 @contextmanager
 def _norms_together(n: int, of_loss: float) -> Iterator[None]:
     """Within the block, let BatchNorm layers in training mode use batch statistics over all processes' samples.
@@ -252,19 +252,19 @@ class StepsTogether:
         for part, into in zip(parts, buffer.split(sizes), strict=False):
             torch.mul(part.to(kind), weight, out=into.view(part.shape))
         if not weight:
-            buffer.zero_()  # also of a loss that is no number
+            buffer.zero_()  # even if the loss is NaN
         buffer[-2], buffer[-1] = has_more, weight
         *means, mean_loss, shares, (more, total) = summed(buffer).split(sizes)
-        if more:  # in any process a tensor got its first gradient
+        if more:  # a tensor has got its first gradient, in some process
             self._layout = _layout(strategy, learning, known)
             self.reduce(strategy)
             return
         for tensor, gradient, of, mean, share in zip(tensors, gradients, places, means, shares.tolist(), strict=True):
             if of is None:
                 torch.div(mean.view(gradient.shape), total, out=gradient)
-            else:  # a plugin of the method sets the others to 0
+            else:  # a plugin of the method sets all other entries to 0
                 gradient.put_(of, (mean / total).to(gradient.dtype))
-            # An optimizer takes a step for a gradient of 0, but not for none.
+            # An optimizer takes a step if the gradient is 0, but not if it is None.
             tensor.grad = gradient if share else None
         strategy.loss = (mean_loss / total).to(loss.dtype)[0]
 
@@ -299,7 +299,7 @@ def _weight(strategy: Strategy) -> float:
 
 
 def _check(strategy: Strategy) -> None:
-    """Raise TaskError if the loss is no mean over all samples, or if a norm's statistics can't span processes."""
+    """Raise TaskError if the loss is no mean over all samples, or a norm layer can't use all processes' samples."""
     loss, model = strategy._criterion, strategy.model
     weight = getattr(loss, "weight", None)
     ignores = getattr(loss, "ignore_index", -1) >= 0 or (weight is not None and not bool((weight > 0).all()))

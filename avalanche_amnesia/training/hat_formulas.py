@@ -70,7 +70,7 @@ class SparsityRegulariser:
             slope = (slope - used / used.sum()) / 2
             self._constant = weight / 2
         self._slope = weight * slope
-        # (layers, n_units): a row is 1 where a unit belongs to its layer, so that a product sums a vector up by layer.
+        # (layers, n_units): a row is 1 at the units of its layer, so that a product with a vector sums it by layer.
         layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
         of_layer = torch.nn.functional.one_hot(layers, len(sizes)).T.float().to(in_use.device) * free
         self._free_share_by_layer = of_layer / of_layer.sum(1, keepdim=True).clamp_min(1)

@@ -1,4 +1,4 @@
-"""Compute the features of a task's samples, and fit heads to these features."""
+"""Computation of the features of a task's samples, and fits of heads to these features."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -100,7 +100,7 @@ class CounterfactualFeatures:
         self._mask: Any = model.binary_mask(task)
         self._parts = deepcopy(model.task_parts(task))
         rows = _reads_rows(model, self.x)
-        # Every weight at every place: an upper bound.
+        # An upper bound: each weight is multiplied with each input value.
         large = 2 * sum(weight.numel() for weight in model.backbone.parameters()) * x.numel() >= LARGE
         for_cpu = BATCH_OF_ROWS if rows else BATCH_OF_LARGE if large else BATCH
         self._batch = for_cpu if self.x.device.type == "cpu" else BATCH

@@ -120,5 +120,5 @@ def restore_users(states: States) -> None:
 
 
 def copied_finished(model: nn.Module) -> dict[str, Tensor]:
-    """Return name → copy of each parameter and buffer in the heads and norms of finished tasks."""
+    """Return name → copy of each parameter and buffer in the heads and norm layers of finished tasks."""
     return {name: tensor.detach().clone() for name, tensor in finished_tensors(model).items()}

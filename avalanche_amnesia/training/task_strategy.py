@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # a strategy that does not unlearn imports none of these
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
-_AS_IT_IS = nullcontext()  # to enter autocast in every step takes longer
+_AS_IT_IS = nullcontext()  # entering autocast in every step takes longer
 
 
 class StrategyOptions(TypedDict, total=False):
@@ -194,7 +194,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             try:
                 self._trains = True
                 plugin = unlearning_of(self)
-                if plugin is not None and given:  # requests that wait may need data before the first task begins
+                if plugin is not None and given:  # waiting requests may need data before the first task begins
                     plugin.stream.note(given[0])
                 return super().train(given, streams, **kwargs)
             except TaskError:
@@ -349,7 +349,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
     def criterion(self) -> Any:
         """Return the loss; raise TaskError for labels outside of the head's classes."""
         parts = self.mb_y, self.mb_output
-        if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
+        if self.is_training and not self.clock.train_exp_iterations:  # such a label would crash an accelerator
             self._refuse(task_faults.fault_of_labels(*parts, self._criterion))
         try:
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:

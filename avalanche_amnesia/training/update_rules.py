@@ -72,7 +72,7 @@ class TaskUse:
         return masks or [model.by_layer(torch.zeros_like(self.in_use))]
 
     def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return ``uses`` expanded to the shape and dtype of each parameter."""
+        """Return ``uses`` with each tensor expanded to the shape of its parameter, and in the parameter's dtype."""
         return Computed(uses, partial(_expanded, uses, self.shapes))
 
 
@@ -333,7 +333,7 @@ def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
 
 
 class Adjuster:
-    """Protects earlier tasks in each optimizer step: scales gradients down, or undoes a share of the updates.
+    """Protection of earlier tasks in each optimizer step: scales gradients down, or undoes a share of the updates.
 
     Attributes:
         names: parameters that the rule may protect; empty in the first task, where nothing is done.

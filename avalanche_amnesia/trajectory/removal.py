@@ -65,7 +65,7 @@ Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
 
 
 def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
-    """Undo the writes of ``writers`` to a flat tensor, in place; return the undone writes, last one first."""
+    """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place; return them, the last one first."""
     steps: list[Step] = []
     # The last writer is undone first, because undoing a coded log starts at the bits that its writer left.
     for task, entry in reversed(writers):

@@ -94,7 +94,7 @@ class SparseValues(_Chosen):
         where = self.where.reshape(-1)
         before = positions(where).numpy()
         where[index] = True
-        now = positions(where).numpy()  # a search in this index is cheaper than dense values if entries are few
+        now = positions(where).numpy()  # if entries are few, searching this index is cheaper than dense values
         result = torch.zeros(len(now), dtype=self.dtype)
         for there, held in ((before, self.values), (index.numpy(), values)):
             put(result, torch.from_numpy(np.searchsorted(now, there)), held)
@@ -232,7 +232,7 @@ def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
 
 
 def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensor name → union of the bool tensors of this name in ``choices``."""
+    """Return tensor name → union (logical or) of all bool tensors of this name in ``choices``."""
     result: dict[str, Tensor] = {}
     for choice in choices:
         for name, where in choice.items():

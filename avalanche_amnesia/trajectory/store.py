@@ -72,7 +72,7 @@ class Trajectory:
         return {writer: log.repair_of for writer, log in self.logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
-        """Return the writers that a removal of ``tasks`` removes: the tasks, and the repairs that depend on them."""
+        """Return all writers that a removal of ``tasks`` removes: the tasks, and the repairs that depend on them."""
         tasks = tuple(tasks)
         return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
 

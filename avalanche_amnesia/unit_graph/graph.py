@@ -218,28 +218,28 @@ class Draft:
                 new = new[1:]  # outputs without a gate: an entry belongs to its source
             known = self.factors.get(part.name)
             if known is not None:
-                # An entry is in use if all factors of either use are. Taking the union of each factor
-                # may overestimate the use, but never underestimates it. Repeated factors change nothing.
+                # An entry is in use if all factors of one of its uses are. The union of the factors may overestimate
+                # the use, but never underestimates it. Repeated factors change nothing.
                 count = max(len(known), len(new))
                 known, new = ((*held, *held[-1:] * (count - len(held))) for held in (known, new))
                 new = tuple(self.sets.union(a, b) for a, b in zip(known, new, strict=True))
             self.factors[part.name] = tuple(map(compact, new))
 
     def needless(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
-        """Return the layers that need no gate, because the gates of their inputs already control their weights.
+        """Return the layers whose outputs need no mask, as the masks of their inputs already control their weights.
 
         An example is the output of a low-rank adapter: every task reads the sum it is added to. Without a gate a
         weight belongs to its input unit (a rank) and reaches every output. The names of the layers' biases are
         returned as well, because without a gate they would belong to all tasks at once.
         """
-        n_factors = torch.zeros(self.sets.n_units, dtype=torch.long)  # that contain each unit
+        n_factors = torch.zeros(self.sets.n_units, dtype=torch.long)  # number of factors that contain each unit
         for factor in (*(f for factors in self.factors.values() for f in factors), output):
             n_factors[sorted({unit for number in factor.unique().tolist() for unit in self.sets.members(number)})] += 1
         keys, biases = set(), set[str]()
         for key, weight in self._plain.items():
             factors, sets = self.factors.get(weight, ()), self.layers[self._names[key]].sets
             if len(factors) != 2 or any(len(self.sets.members(n)) != 1 for n in factors[1].unique().tolist()):
-                continue  # an input depends on no unit, or on units of several tasks, and then no task owns the weight
+                continue  # an input depends on no unit or on several, so that no single unit owns its weights
             own = {bias for bias in self.biases & self.factors.keys() if _are(self.factors[bias][0], sets)}
             first = self.sets.members(int(sets[0]))[0]
             if _are(factors[0], sets) and bool((n_factors[first : first + len(sets)] == 1 + len(own)).all()):

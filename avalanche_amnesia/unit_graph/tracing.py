@@ -137,7 +137,7 @@ def _called(backbone: nn.Module, name: str) -> list[str]:
 
 @dataclass
 class _Tracing:
-    """One tracing of a backbone in training and evaluation mode; arguments as in :func:`examine`."""
+    """One tracing of a backbone, in training and in evaluation mode; arguments as for :func:`examine`."""
 
     backbone: nn.Module
     inputs: Inputs
@@ -244,7 +244,7 @@ def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
 
 
 def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
-    """Return a finding that names the trainable parameters in no masked layer, or no finding if there are none."""
+    """Return a list of one finding that names the trainable parameters in no masked layer; empty if there are none."""
     cut = tuple(f"{name}." for name in left_out)
     loose = [
         name

@@ -22,8 +22,8 @@ ALWAYS = 0
 NOTHING = 1
 """The empty set: an entry that is zero under every mask (padding)."""
 
-# Sets multiply if channels and positions mix repeatedly (MLP-Mixer). Beyond these bounds an entry counts as
-# always in use, which protects more than necessary.
+# The number of sets explodes if channels and positions mix repeatedly (MLP-Mixer). Beyond these bounds an entry
+# counts as always in use, which protects more than necessary.
 _MOST_UNIONS = 2_000_000
 _MOST_PAIRS = 100_000
 _MOST_SETS = 400_000
@@ -80,7 +80,7 @@ class UnitSets:
         """Return the union of the sets ``ids`` in each group, ``(n_groups,)``; ``NOTHING`` for an empty group."""
         a, b = torch.broadcast_tensors(*map(compact, torch.broadcast_tensors(groups, ids)))
         group, number = a.reshape(-1), b.reshape(-1)
-        if bool((torch.bincount(group) > 1).any()):  # otherwise sorting, which is slow, is not needed
+        if bool((torch.bincount(group) > 1).any()):  # sorting is slow: skip it if no group has several entries
             group, number = torch.stack([group, number], 1).unique(dim=0).T
         result = torch.full((n_groups,), NOTHING)
         result[group] = number
@@ -137,7 +137,7 @@ class UnitSets:
 
 
 def compact(ids: Tensor) -> Tensor:
-    """Return ``ids`` cut to size 1 along axes where it is constant; the result broadcasts to the original."""
+    """Return ``ids`` with size 1 along axes where it is constant; the result broadcasts to the original."""
     for dim in range(ids.dim()):
         if ids.shape[dim] > 1 and (ids.stride(dim) == 0 or bool((ids == ids.narrow(dim, 0, 1)).all())):
             ids = ids.narrow(dim, 0, 1)
@@ -216,7 +216,7 @@ class Dependence:
         return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
     def mixed(self, result: Tensor) -> Dependence:
-        """Return the dependence of a new tensor; its entry ``i`` combines all old entries where ``result`` is ``i``."""
+        """Return the dependence of a tensor whose entry ``i`` combines all entries here with ``result == i``."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)

@@ -225,7 +225,7 @@ class Walk:
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Treat an operation without a rule: mask its DIRTY inputs, and count its result as in use under every mask."""
+        """Handle an operation without a rule: mask its DIRTY inputs, and treat its result as affected by no mask."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})

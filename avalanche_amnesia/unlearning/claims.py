@@ -105,7 +105,7 @@ class Claims:
         self.changed = self.tampered(model_hashes(model))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
-        """Record which remaining tasks can influence a training that starts; return the log of their trainings."""
+        """Record which remaining tasks can influence a starting training; return the log of their own trainings."""
         self.influences = _seen_by_training(strategy, ledger)
         TRAINED_HERE.add(data_known(strategy.experience))
         self.company |= TRAINED_HERE
@@ -119,7 +119,7 @@ class Claims:
         kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
         attributes, rests_on = assumptions.attributes_of(strategy), assumptions.open_parts(strategy, options)
         new = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
-        if earlier is not None:  # the training adds to the task, and a fault of a part is one of the task
+        if earlier is not None:  # another part of the task: a fault of any part is a fault of the task
             faults = (*earlier.faults, *faults, *self._unlike({task: new}, strategy))
             new = replace(earlier, faults=faults, rests_on=tuple(dict.fromkeys((*earlier.rests_on, *rests_on))))
         self._trainings = {**self._trainings, task: new}
@@ -149,7 +149,7 @@ class Claims:
             rests_on = tuple(dict.fromkeys((*training.rests_on, *assumptions.open_parts(strategy, {}))))
             self._trainings[task] = replace(training, faults=(*training.faults, *faults), rests_on=rests_on)
         if self.influences & {*self.tainted, *forgotten}:
-            self.tainted |= {task}  # it learned from tasks that differ from those of the reference
+            self.tainted |= {task}  # it learned from tasks that differ from those of a reference, or are missing there
         self.influences = frozenset()
         self._hashes = model_hashes(strategy.model)
 
@@ -237,7 +237,7 @@ class Claims:
         involved = self._involved(context)
         named = (part for each in involved.values() for part in each.rests_on)
         others = {task: held for task, held in self._trainings.items() if task not in involved}
-        # Code that changes settings from task to task may change others if a task is missing.
+        # Code that changes settings between tasks may act differently if a task is missing.
         changes = (f"the code around train: {change}" for change in self._unlike(others, context.strategy))
         parts = tuple(dict.fromkeys((*named, *changes)))
         claim: Claim = "approximate" if reasons else "conditional" if parts else "exact"

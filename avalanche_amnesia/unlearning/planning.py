@@ -81,7 +81,7 @@ NOTHING_SHARED: Mapping[str, Any] = {"entries": {}, "affected": (), "compensated
 
 
 def own_modules_only(context: UnlearningContext) -> None:
-    """Change the plan to remove only the tasks' heads and norms; shared entries stay (a control condition)."""
+    """Change the plan to remove only the tasks' heads and norm layers, no shared entry (a control condition)."""
     gone = set(context.tasks)
     logs = {task: log for task, log in context.trajectory.logs.items() if task not in gone}
     # The removal is empty: the weights stay, and so do the old states that plugins store (anchors).
@@ -125,7 +125,7 @@ def _affected(context: UnlearningContext) -> tuple[int, ...]:
     if not isinstance(model, TaskMaskedModel):
         return remaining  # without masks every task uses every entry
     users = _users(context, model, {name: moved.where for name, moved in removal.moved.items()})
-    own = [name for name in removal.moved if not name.startswith("backbone.")]  # changed by a repair that is removed
+    own = [name for name in removal.moved if not name.startswith("backbone.")]  # entries of removed repairs
     return tuple(
         task for task in remaining if task in users or (own and not own_parameters(model, task).isdisjoint(own))
     )

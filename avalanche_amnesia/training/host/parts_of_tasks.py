@@ -258,7 +258,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
             try:
                 x, y = task_data(experience, torch.tensor(left.held)[places], training=True)
                 rows = model.rows(model.features(x.to(strategy.device)), y.to(strategy.device))
-            except Exception as error:  # of the user's data, or of a network that can't run on them
+            except Exception as error:  # raised by the user's data, or by a network that can't run on them
                 raise refusal(f"the samples can't be read ({type(error).__name__}: {error})") from error
             if generators() != before:
                 raise refusal(f"the data of task {task} draw random numbers")
@@ -277,7 +277,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         for some in copies.nonzero()[:, 0].split(_AT_A_TIME) if bool(copies.any()) else ():
             if not torch.equal(model.hashes(read(some)), hashes[some]):
                 raise refusal(f"a loader or plugin repeated samples of task {task}")
-        for some in reversed(places.split(_AT_A_TIME)):  # the last ones first, so that the places of others stay
+        for some in reversed(places.split(_AT_A_TIME)):  # last ones first, so that earlier indices stay valid
             if not model.subtract(task, some, read(some)):
                 raise refusal(f"samples {[left.held[at] for at in some[:10]]} of task {task} have other features")
         warn_of_copies([left.held[at] for at in copies.nonzero()[:, 0]], task, event)

@@ -46,7 +46,7 @@ class Snapshot:
             for plugin in plugins:
                 if hasattr(type(plugin), "memory_of"):
                     self._attributes |= plugin.memory_of(strategy)
-            # In the dictionaries of modules tasks' modules and tensors come and go.
+            # Modules and tensors of tasks are added to and removed from the dictionaries of these modules.
             modules, tensors = [strategy.model, *strategy.model.children()], list(strategy.model.buffers())
             roots = [*self._attributes.values(), *(plugin for plugin in plugins if not isinstance(plugin, OF_THE_HOST))]
         optimizer = strategy.optimizer

@@ -251,8 +251,8 @@ class CounterfactualPlugin(Plugin):
                     change.write(tensor, value)
                 swapped.append(task)
                 with_norms |= bool(head.statistics)
-            # A head fitted while an unlearned task was in the model would bring some of it back. Heads for larger
-            # sets stay, renamed to the tasks of the set that remain.
+            # A head fitted while an unlearned task was in the model would restore traces of it. Heads for larger sets
+            # stay, under the tasks of their set that remain.
             kept[task] = {removed - here: head for removed, head in heads.items() if here < removed}
             if SEVERAL in heads and self.sources[task] - here:
                 kept[task][SEVERAL] = heads[SEVERAL]

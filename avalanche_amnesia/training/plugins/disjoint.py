@@ -73,7 +73,7 @@ class DisjointPlugin(TaskEndPlugin):
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Choose the task's share. By now due requests have freed shares, and an interrupted task was undone."""
+        """Choose the task's share, after due requests have freed shares and an interrupted task was undone."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self._share = self.isolation.share(strategy, model, task, self.seed)  # raises if no share is free
 
@@ -131,7 +131,7 @@ class DisjointPlugin(TaskEndPlugin):
 
 
 class _FixedEntries:
-    """Keeps all entries outside the task's share fixed during its training."""
+    """Entries outside the task's share, and the methods that keep them fixed during its training."""
 
     # ``owned``: entries of the task's partition, by parameter. ``backbone``: parameters that the task has copies of, if
     # the optimizer also moves parameters without a gradient.
@@ -140,7 +140,7 @@ class _FixedEntries:
     ) -> None:
         self.parameters = list(owned)
         self._backbone = [(parameter, parameter.detach().clone()) for parameter in backbone]
-        # As numbers: a product with them takes a thirtieth of the time of a masked fill.
+        # As numbers: multiplying by them takes a thirtieth of the time of a masked fill.
         self.own = [mine.to(parameter.dtype) for parameter, mine in owned.items()]
         self._read = [torch.where(mine, 0, parameter.detach()) for parameter, mine in owned.items()] if reads else []
 
@@ -155,7 +155,7 @@ class _FixedEntries:
         for parameter, value in self._backbone:
             parameter.copy_(value)
         traits = traits_of(strategy.optimizer)
-        # If every entry moves by its own gradients, a 0 without a gradient rests under any decay.
+        # If each entry is changed by its own gradient only, an entry of 0 without a gradient stays 0 under any decay.
         if traits.entrywise and traits.skips_frozen and (traits.zero_rests or not self._read):
             return
         parameters = [parameter.data for parameter in self.parameters]

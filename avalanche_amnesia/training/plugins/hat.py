@@ -169,7 +169,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an epoch: choose, per layer, the units that the regulariser can't close in this epoch."""
+        """Before an epoch: choose the units of each layer that the regulariser may not close in this epoch."""
         now: HATTask = self.in_training
         if self.masks.budget is not None:
             share = HALF if self.masks.warm_up is None else self.masks.warm_up
@@ -180,7 +180,7 @@ class HATPlugin(TaskMaskPlugin):
         now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
         fewest = self.masks.min_units
-        # Else the regulariser closes the layers of a hard task for ever, before the loss has fallen.
+        # Otherwise the regulariser closes the layers of a hard task for good, before the loss has fallen.
         half = now.losses.end_epoch() and now.regulariser.weight > 0
         strongest = strongest_units(
             self.model_of(strategy).sizes,
@@ -199,7 +199,7 @@ class HATPlugin(TaskMaskPlugin):
         embedding = now.embedding.detach()
         new, reused = self.masks.shares(now.to_come)
         is_open = units_within(model.sizes, embedding, use.in_use, new, reused, min_units=self.masks.min_units)
-        # Far enough from 0 for a gate of 0 or 1.
+        # Far enough from 0 that the gate is 0 or 1.
         size = embedding.abs() + 40 / self.masks.s_max
         now.embedding.copy_(torch.where(is_open, size, -size))
         now.fixed = True

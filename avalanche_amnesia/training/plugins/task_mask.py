@@ -180,11 +180,11 @@ class TaskMaskPlugin(TaskEndPlugin):
         model.drop_current_task()
         task = None if self.training is None else self.training.task
         if task in model.tasks and task not in model.masked_tasks:
-            model.remove_task(task)  # it may have got no further than its head
+            model.remove_task(task)  # the interruption may have come when only the head existed
         self._end_task(strategy)
 
     def take_snapshot(self, strategy: Strategy) -> None:
-        """Take the snapshot before the task, and freeze heads and norms of earlier tasks that have no mask."""
+        """Take the snapshot before the task, and freeze heads and norm layers of earlier tasks that have no mask."""
         now: TaskInTraining = self.in_training
         model = self.model_of(strategy)
         now.snapshot = TaskSnapshot(strategy, now.task)

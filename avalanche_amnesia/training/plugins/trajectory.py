@@ -154,7 +154,7 @@ class TrajectoryPlugin(Plugin):
         own = own_parameters(model, task)
         before = {name: value for name, value in values.items() if name not in own}
         parameters = dict(model.named_parameters())
-        finished = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()  # theirs are no parameters by now
+        finished = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()  # their heads aren't parameters
         others = own_parameters(model, *set(self.trajectory.tasks).difference(finished))
         movable = [p for name, p in parameters.items() if name in before and name not in others and p.requires_grad]
         self.prune(before, parameters)

@@ -211,7 +211,7 @@ class UnlearningPlugin(Plugin):
 
     def _between_tasks(self, strategy: Strategy) -> str:
         refuse_unfinished(strategy)
-        # Not as a save refuses: a training that failed before it began has changed nothing, and hinders no request.
+        # Less strict than for saving: a training that failed before its first step has changed nothing.
         snapshot = self._snapshot(strategy)
         if snapshot is not None or self.current_task is not None or is_finishing(strategy):
             task = self.current_task if snapshot is None else snapshot.task
@@ -241,9 +241,9 @@ class UnlearningPlugin(Plugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the training: move this plugin after learning plugins, undo an aborted task, obey due requests."""
-        # At each event learning plugins and metrics run before this one, the third last; and no plugin may have checked
-        # yet whether the task is new.
+        """Before the training: move this plugin after learning plugins, undo an aborted task, run overdue requests."""
+        # This plugin runs after learning plugins and metrics, before the last two. Waiting requests run now, before any
+        # plugin checks whether the task is new.
         refuse_second(strategy, UnlearningPlugin)
         self.current = None  # an unlearning may have been interrupted at its last line
         last = (PeriodicEval, Clock)
@@ -330,7 +330,7 @@ class UnlearningPlugin(Plugin):
             before = self.data[task] if task in self.ledger.remaining else ""  # by the task's earlier parts
             if not before:
                 self.ledger.learn(task, saw=self.claims.influences)
-            # In a run that leaves out tasks of its stream, a task may be read before its deadline: it stays then.
+            # If a run skips tasks of its stream, a task may be read before its deadline: then it becomes permanent now.
             permanent = [task] if getattr(strategy.experience, "permanent", False) else []
             self.ledger.declare_permanent({*permanent, *reads}.intersection(self.ledger.remaining))
             self.counters[task] = strategy.clock.train_exp_counter
@@ -350,7 +350,7 @@ class UnlearningPlugin(Plugin):
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
                 self._unlearn(strategy, request, request.event(task), self.keep_probes)
-            except RequestError:  # asking again would bring the same answer
+            except RequestError:  # the same request would fail again
                 self._requests.answered(request)
                 raise
 
@@ -431,7 +431,7 @@ class UnlearningPlugin(Plugin):
         change.set(strategy.evaluator, last_metric_results=results)
         snapshot = self._snapshot(strategy)
         if snapshot is not None:
-            # moments mix the tasks' gradients, and states may hold a task: aborting must not bring them back
+            # optimizer moments and plugin states may contain the tasks: aborting must not restore them
             change.set(snapshot, moments={}, states=())
 
     def _prepare(
@@ -485,7 +485,7 @@ class UnlearningPlugin(Plugin):
         return [(thing, purge) for thing, purge in found if purge is not None], kept
 
     def _choose_deletion(self, model: Any) -> None:
-        """Set ``model.keeps_shared_entries``: True if unlearning must not change entries that remaining tasks read."""
+        """Set ``model.keeps_shared_entries``: True if no unlearning may change entries that remaining tasks use."""
         if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
             raise TypeError(
                 f"deletion='exclusive' needs a model with masks, got {type(model).__name__}, whose tasks share all"

@@ -22,7 +22,7 @@ ScoresRule = Literal["keep", "redraw"]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredWeights:
-    """Settings for learning the scores by which a task chooses its weights, ``masks=ScoredWeights(…)``.
+    """Settings for learning scores; a task uses the weights with the best scores, ``masks=ScoredWeights(…)``.
 
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
@@ -144,8 +144,8 @@ class SubnetPlugin(TaskMaskPlugin):
         self.commit(strategy)
         model.finish_task(self.masks.scores == "keep", self.masks.score_bits)
         self.settle_head(strategy, now.task)
-        # Unlearning this task restores the scores before it. Deadlines that have passed free none: a model without the
-        # unlearned tasks would still keep them.
+        # Unlearning this task restores the scores from before it: they are dropped only if it can never be unlearned. A
+        # passed deadline is no reason, because a model without the unlearned tasks would still keep the scores.
         never = unlearning_of(strategy) is None or getattr(strategy.experience, "permanent", False)
         model.drop_scores(model.masked_tasks[-2:-1] if never else ())
 
@@ -162,7 +162,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the forward pass: open the best-scored weights, and close all other weights."""
+        """Before the forward pass: use only the best-scored weights; all other weights count as 0."""
         self._drop_unlearned_scores(strategy)
         self.model_of(strategy).open_subnet()
 

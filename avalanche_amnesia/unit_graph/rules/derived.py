@@ -1,4 +1,4 @@
-"""Rules for operations on parameters only: computed weights (``W + BA``, standardised, normed)."""
+"""Rules for operations on parameters only, which compute weights (``W + BA``, weight norm, standardisation)."""
 
 from typing import Any
 

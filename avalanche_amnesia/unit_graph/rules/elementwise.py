@@ -61,7 +61,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
         met = max(x.masked, adopt(walk, other, x.ids.expand(shape)))
-        # Zero times another task's parameter is zero with that parameter's sign: mask it again.
+        # Zero times another task's parameter is +0 or -0, by the parameter's sign: mask it again.
         zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
         return Value(x.ids.expand(shape), Masked.ZERO if zero else met)
     shape = torch.broadcast_shapes(x.shape, other.shape) if isinstance(other, torch.Tensor) else x.shape
@@ -69,7 +69,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
 
 
 def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Record that the units ``ids`` use a parameter's entries; return the possible contents of masked entries."""
+    """Record that a parameter's entries belong to the units ``ids``; return the possible contents of masked entries."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
@@ -166,7 +166,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 
 @rule(*POLES)
 def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """Return the units that ``f(x)`` depends on; raise Unsupported if masks make zeros, poles of ``f``."""
+    """Return the units that ``f(x)`` depends on; raise Unsupported if masks make zeros, where ``f`` is singular."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
             "masked units are zero, where this function or its slope is infinite", "add a small number first"

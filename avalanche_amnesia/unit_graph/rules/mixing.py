@@ -1,4 +1,4 @@
-"""Rules for operations that mix entries: reductions, windows over positions, products of values, attention."""
+"""Rules for operations that mix entries: reductions, pooling, matrix products of values, attention."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ def by_channel(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *optio
         )
     names = _names(walk, node, weight, bias)
     name = _named(walk, node, (*names, *statistics))
-    # Each task owns changing statistics. Only the walk in training mode, which is first, sees whether they change.
+    # A task gets a copy of statistics that change. Only the walk in training mode, the first, sees if they change.
     stay = not statistics or (not own if walk.training else name not in walk.draft.owned)
     if stay and _is_common(x, weight, bias):
         return walk.conservative(node)
@@ -143,7 +143,7 @@ def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
 
 @rule(DECLARED)
 def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
-    """Replace one call of a module declared frozen or task-owned; its results are in use under every mask."""
+    """Replace one call of a module declared frozen or task-owned; no mask affects its results."""
     name, arguments = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
     given: Any = node.args

@@ -37,7 +37,7 @@ def _moves(weight: Any) -> bool:
 
 
 def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
-    """Return the result of a layer with an untrained weight: its outputs have no gate. Its bias may be trained."""
+    """Return the result of a layer whose weight later tasks can't change: no mask, but its bias may be trained."""
     if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
         walk.draft.loose.add(name)  # the network is traced again, with the bias owned by each task
         return always_in_use(walk.result(node))
@@ -133,7 +133,7 @@ def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> V
 
 
 def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
-    """Return the set numbers of a layer's units: new ones, or those created at an earlier call with the weight.
+    """Return the set numbers of a layer's units, which the first call with the layer's weight creates.
 
     A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
     queries, keys and values that attention takes from one parameter. A computed weight is named after its module.
