@@ -87,15 +87,15 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             tasks add (heads, norms) join the first, and copies of a DisjointModel's backbone join its groups.
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
         seed: every random draw derives from it and the task.
-        reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it). A
-            saved state then holds none of it.
+        reset_optimizer: whether every task starts with a new optimizer state, which is then not saved either
+            (``train(…, reset_optimizer_state=…)`` overrides it).
         criterion: loss of logits and labels; cross-entropy by default.
         train_mb_size: samples of a mini-batch, at least 1.
         train_epochs: passes over a task's samples, at least 1.
         eval_mb_size: samples of a mini-batch in an evaluation, at least 1; None: as for training.
         device: device of model and data.
-        plugins: further plugins, placed after this package's; only when a task ends (``after_training_exp``) your own
-            plugins run first, so that weights that they write (an average) are recorded as the task's.
+        plugins: further plugins, called after this package's; only when a task ends (``after_training_exp``) they are
+            called first, so that weights that they write (an average) are recorded as the task's.
         evaluator: Avalanche's EvaluationPlugin, or a function that makes it; by default one without loggers.
         eval_every: number of epochs (or the unit in ``peval_mode``) between two evaluations; 0: evaluate only at the
             end of a task; -1: never.

@@ -102,16 +102,16 @@ class AdjustmentRule:
     """Base class of adjustment rules, and the rule ``hat``, which freezes weights between units that earlier tasks use.
 
     Args:
-        between: how the masks of the units at both ends of a weight make one: ``min``, as published (it is in use if
-            both ends are), or ``max`` (if either is; the network's input counts as no end). ``max`` protects a
-            superset in every rule: entries of tasks stay as safe, and later tasks find fewer free ones.
+        between: how the masks of a weight's input and output unit are combined: ``min``, as published (a weight is in
+            use if both units are), or ``max`` (if either is; the network's inputs are no units). Under every rule,
+            ``max`` protects a superset: tasks stay as safe, and later tasks find fewer free entries.
         space: where the rule is enforced, ``update`` (protects under every optimizer) or ``gradient`` (as published:
             right for plain SGD only).
-        locked: labels of the only tasks whose masks protect and count as in use: in the regulariser, the adjustment and
-            the network's capacity. None: every remaining task. A label may name a task that is still to come, which
-            is locked once it is trained; one that the stream does not have is an error before the training. A later
-            task may overwrite what only tasks without a lock use, so that their logits change; unlearning that later
-            task brings the overwritten values back.
+        locked: labels of the tasks that are protected; in the regulariser, the adjustment and the network's capacity
+            only their masks count as in use. None: every remaining task. A label may name a future task of the stream,
+            which is locked once it is trained; a label that the stream does not have is an error. A later task may
+            overwrite entries that only unlocked tasks use, so that their logits change; unlearning the later task
+            restores the overwritten values.
 
     Raises:
         ValueError: for an invalid value.

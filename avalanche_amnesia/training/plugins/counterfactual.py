@@ -94,24 +94,24 @@ class CounterfactualPlugin(Plugin):
 
     While the task's data is available, the updates of an earlier task are removed from the backbone for a forward pass,
     the head is fitted to the remaining features, and the backbone is restored bit for bit. An unlearning then only
-    swaps heads: no data is stored, and a training step costs nothing. Only tasks whose updates the task's mask reads
-    count. Heads for sets that can't be unlearned any more (a task became permanent) are dropped, and so are heads
-    fitted while a since unlearned task was in the model.
+    swaps heads: no data is stored, and training steps take no longer. Only earlier tasks whose updates overlap
+    the task's mask are considered. A head is dropped if its set can't be unlearned any more (a task became permanent),
+    or if the head was fitted to a model with a task that is unlearned later.
 
-    With up to three such tasks, every set of them has a head of its own. With more, all sets of several tasks share one
-    head: it is fitted to parts of the samples, each through the backbone without one of the sets. So a task has one
-    head more than there are tasks to unlearn, and the shared head has seen features of some unlearned tasks.
+    With up to three such tasks, each set of them gets its own head. With more, each single task gets a head, and all
+    larger sets share one: each part of the samples is passed through the backbone without one of these sets. So the
+    shared head is fitted to features that some unlearned tasks influenced.
 
-    All heads are for a backbone without repairs, because the next request removes a repair (:class:`RepairPlugin`). A
-    task that reads repaired entries has a head for the empty set too. A head that can't be fitted, because the
-    remaining features overflow, is left out with a warning.
+    All heads are fitted without repairs (:class:`RepairPlugin`), because the next request removes them. A task that
+    uses repaired entries gets a head for the empty set too. If a head can't be fitted, because the remaining features
+    overflow, a warning is emitted and the head is left out.
 
     Needs :class:`TrajectoryPlugin`, :class:`UnlearningPlugin` and a masked model.
 
     Args:
         samples: largest number of the task's training samples to use, at least 1; fewer are used if they need more
             than 2 GiB of memory.
-        seed: their choice derives from it and the task.
+        seed: the choice of the samples derives from it and the task.
 
     Attributes:
         heads: task → set of unlearned earlier tasks, or ``SEVERAL``, → :class:`FittedHead`.

@@ -46,26 +46,26 @@ class UnlearningPlugin(Plugin):
     """Plugin that stores the ledger of tasks, answers the stream's unlearning requests, and unlearns tasks.
 
     Needs a :class:`TrajectoryPlugin`. Requests come from the experiences of
-    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. During a training its place is
+    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. In a training the plugin runs
     after all learning plugins, so that their data of the new task can be purged. Around each unlearning it triggers
     ``before_unlearning`` and ``after_unlearning`` on plugins, metrics and loggers.
 
     Args:
-        keep_probes: whether metrics may keep the mask and the head of a task that a request of the stream names, to
-            measure how well it was forgotten. They are residue of the task, kept only in the metrics.
-        deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
-            stream's.
-        allow_unknown: accept plugins that keep learned state and have no purger: they do not change, and the
-            record names them. By default every request is refused.
-        deletion: ``updates`` removes a task's whole update; ``exclusive``, HAT-CL's way included for comparison,
-            returns only entries that no remaining task uses to their initial bits. Then no remaining task's logits
-            change, and shared entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over
-            weights (WSN), else ``updates``.
+        keep_probes: whether metrics may keep the mask and the head of a task that the stream requests to unlearn, to
+            measure how well the task was forgotten. This residue of the task exists only in the metrics.
+        deadline: a task becomes permanent automatically after the training of this number of further tasks; by default
+            the stream's deadline.
+        allow_unknown: accept plugins that keep learned state and have no purger: their state stays, and the record
+            names them. By default every request is refused if there is such a plugin.
+        deletion: ``updates`` removes a task's whole update; ``exclusive`` (as in HAT-CL, for comparison) restores only
+            entries that no remaining task uses to their initial bits: no remaining task's logits change, and shared
+            entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over weights (WSN), else
+            ``updates``.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and no update of a
             shared entry.
-        reproduce: whether a task is trained again as before, and must have its old bits, before it is trained without
-            some samples; an argument of :meth:`unlearn` overrides this.
+        reproduce: before a task is retrained without some samples, retrain it with all of them, and refuse the request
+            if its bits differ from the old ones; the argument of :meth:`unlearn` overrides this.
     """
 
     answers_requests = True

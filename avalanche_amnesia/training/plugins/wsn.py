@@ -27,14 +27,14 @@ class ScoredWeights:
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
-        score_bits: bits stored of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
-            bit; the next task starts from scores with these ranks. By default scores are stored
-            unchanged, 32 bits each for every task, unless the next one is declared permanent by the stream, or no
-            task can be unlearned. Not allowed with ``redraw``.
-        score_lr: learning rate of the scores, above 0. A new Adam steps them in every task, under any optimizer
-            of the strategy, because plain SGD at a rate that suits the weights hardly changes their ranking: later
-            tasks would get no weights to train. The rate follows a schedule of the
-            strategy's learning rate within the task, in proportion.
+        score_bits: number of bits, 1 to 8, in which a score is stored for later tasks: its rank in its layer, with the
+            task's mask as first bit; the next task starts from scores with these ranks. By default scores are stored
+            unchanged, 32 bits each for every task, unless the stream declares the next task permanent, or no task can
+            be unlearned. Not allowed with ``redraw``.
+        score_lr: learning rate of the scores, above 0. Each task trains its scores with a new Adam, under any
+            optimizer of the strategy: plain SGD at a rate that suits the weights hardly changes the ranking, so that
+            later tasks would get no weights to train. Within a task, the rate changes in proportion to the strategy's
+            learning rate.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask. The paper keeps the trained head (False).
 
