@@ -107,7 +107,7 @@ class AdjustmentRule:
             ``max`` protects a superset: tasks stay as safe, and later tasks find fewer free entries.
         space: where the rule is enforced, ``update`` (protects under every optimizer) or ``gradient`` (as published:
             right for plain SGD only).
-        locked: labels of the tasks that are protected; in the regulariser, the adjustment and the network's capacity
+        locked: labels of the protected tasks; in the regulariser, the adjustment and the network's capacity
             only their masks count as in use. None: every remaining task. A label may name a future task of the stream,
             which is locked once it is trained; a label that the stream does not have is an error. A later task may
             overwrite entries that only unlocked tasks use, so that their logits change; unlearning the later task

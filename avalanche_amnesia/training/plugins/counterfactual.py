@@ -96,7 +96,7 @@ class CounterfactualPlugin(Plugin):
     the head is fitted to the remaining features, and the backbone is restored bit for bit. An unlearning then only
     swaps heads: no data is stored, and training steps take no longer. Only earlier tasks whose updates overlap
     the task's mask are considered. A head is dropped if its set can't be unlearned any more (a task became permanent),
-    or if the head was fitted to a model with a task that is unlearned later.
+    or if the head was fitted to a model with a task that a request has unlearned since.
 
     With up to three such tasks, each set of them gets its own head. With more, each single task gets a head, and all
     larger sets share one: each part of the samples is passed through the backbone without one of these sets. So the
