@@ -1,4 +1,4 @@
-"""Strategies and plugins: HAT, AdaHAT, AmnesiacHAT, WSN, trajectories and unlearning for any Avalanche strategy."""
+"""Strategies (HAT, AdaHAT, AmnesiacHAT, WSN) and plugins that record updates and unlearn tasks in any strategy."""
 
 import lazy_loader
 

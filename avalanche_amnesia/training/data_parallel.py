@@ -2,7 +2,7 @@
 
 The processes are those of torch's default process group. A mini-batch of n samples is the same for any number W of
 processes; process r computes its samples ``n·r/W`` to ``n·(r+1)/W``. After the backward pass one flat buffer of all
-gradients, weighted by the number of samples, is summed over the processes. So all hold the same bits after every step.
+gradients, weighted by the number of samples, is summed over the processes. So all have equal weights after every step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 
 class _Draws:
-    """Two sets of random streams: one that all processes share, and this process's own for its samples and network."""
+    """Two states of the random generators: one equal in all processes, and this process's own (dropout, samples)."""
 
     def __init__(self, seed: int) -> None:
         with seeding.preserved_rng():
@@ -44,7 +44,7 @@ class _Draws:
 
     @contextmanager
     def swapped(self, streams: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
-        """Draw from this process's own streams within the block; a nested block draws from the shared ones again."""
+        """Use this process's own random state within the block; a nested block uses the shared state again."""
 
         def swap() -> None:
             here = streams()
@@ -58,7 +58,7 @@ class _Draws:
             swap()
 
     def each(self, things: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``things`` one by one; the two sets of streams are swapped while the iterator makes the next one."""
+        """Yield the items of ``things``; the random states are swapped while the next item is made."""
         with self.swapped():
             rest = iter(things)
         while True:
@@ -96,7 +96,7 @@ class PartOfBatches:
             yield batch
 
     def _place(self, n: int) -> slice:
-        """Return the slice of ``n`` samples that this process computes, and store how many of them count (all or 0)."""
+        """Return this process's slice of ``n`` samples and store its length; if it is empty: sample 0, and length 0."""
         begin, end = (n * number // n_processes() for number in (rank(), rank() + 1))
         self._counts.append(end - begin)
         return slice(begin, end) if end > begin else slice(1)
@@ -145,7 +145,7 @@ class _NormTogether(torch.autograd.Function):
         mean, variance = mean.double(), variance.double()
         sums = summed(torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * values)
         m = sums[-1]
-        if values < 2 and m < 2:  # in this order: m would be waited for on a GPU
+        if values < 2 and m < 2:  # values first: reading m waits for a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         mean, square = (sums[:-1] / m).chunk(2)
         variance = (square - mean.square()).clamp_min(0)
@@ -164,7 +164,7 @@ class _NormTogether(torch.autograd.Function):
         x, weight, mean, variance, m = ctx.saved_tensors
         given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True])
         _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)
-        # Gradients are of the mean loss of a part; later each is weighted as the part's loss.
+        # These are gradients of a part's mean loss; ``reduce`` weights them later, like the loss of the part.
         shared = summed(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
         of_mean, of_scale = (shared / (ctx.of_loss or 1)).chunk(2)
         scale = (variance + ctx.eps).rsqrt()
@@ -176,10 +176,10 @@ class _NormTogether(torch.autograd.Function):
         return of_x.to(x.dtype), *own, None, None, None, None, None
 
 
-# No TorchFunctionMode, because none is active in a backward pass, in which checkpoints compute layers again.
+# No TorchFunctionMode: it is inactive in a backward pass, and checkpointing computes layers again there.
 @contextmanager
 def _norms_together(n: int, of_loss: float) -> Iterator[None]:
-    """Let every BatchNorm in training use the statistics of all processes' samples within the block.
+    """Within the block, let BatchNorm layers in training mode use batch statistics over all processes' samples.
 
     ``n`` is the number of this process's samples. Later, ``reduce`` multiplies their gradients by ``of_loss``.
     """
@@ -200,7 +200,7 @@ def _norms_together(n: int, of_loss: float) -> Iterator[None]:
 
 
 class StepsTogether:
-    """Training steps that several processes take together; the strategy's SeedingPlugin calls the methods.
+    """Synchronisation of training steps across processes; the strategy's SeedingPlugin calls the methods.
 
     Args:
         seed: with task, epoch and rank it seeds the draws of this process (dropout, augmentation).
@@ -212,7 +212,7 @@ class StepsTogether:
         self._step = ExitStack()
 
     def begin_epoch(self, strategy: Strategy) -> None:
-        """Divide an epoch's mini-batches; before a task's first epoch, check that all processes have equal tasks."""
+        """Divide an epoch's mini-batches among processes; before the first epoch, check that their tasks are equal."""
         task, epoch = labels_of(strategy.experience), strategy.clock.train_exp_epochs
         read_all_samples(strategy.dataloader)
         if epoch == 0:
@@ -223,13 +223,13 @@ class StepsTogether:
         strategy.dataloader = PartOfBatches(strategy.dataloader, self._draws)
 
     def begin_step(self, strategy: Strategy) -> None:
-        """Before the forward pass: use this process's random stream; let BatchNorm use the samples of all processes."""
+        """Before the forward pass: use this process's random state; let BatchNorm use the samples of all processes."""
         self.leave_step()
         self._step.enter_context(self._draws.swapped(seeding.torch_rng_state))  # all take longer to swap
         self._step.enter_context(_norms_together(_counted(strategy), _weight(strategy)))
 
     def leave_step(self) -> None:
-        """End what :meth:`begin_step` began, also after an error."""
+        """Undo :meth:`begin_step`, also after an error: use the shared random state, and torch's BatchNorm."""
         self._step.close()
 
     @torch.no_grad()
@@ -252,19 +252,19 @@ class StepsTogether:
         for part, into in zip(parts, buffer.split(sizes), strict=False):
             torch.mul(part.to(kind), weight, out=into.view(part.shape))
         if not weight:
-            buffer.zero_()  # also of a loss that is no number
+            buffer.zero_()  # even if the loss is NaN
         buffer[-2], buffer[-1] = has_more, weight
         *means, mean_loss, shares, (more, total) = summed(buffer).split(sizes)
-        if more:  # in any process a tensor got its first gradient
+        if more:  # a tensor has got its first gradient, in some process
             self._layout = _layout(strategy, learning, known)
             self.reduce(strategy)
             return
         for tensor, gradient, of, mean, share in zip(tensors, gradients, places, means, shares.tolist(), strict=True):
             if of is None:
                 torch.div(mean.view(gradient.shape), total, out=gradient)
-            else:  # a plugin of the method sets the others to 0
+            else:  # a plugin of the method sets all other entries to 0
                 gradient.put_(of, (mean / total).to(gradient.dtype))
-            # An optimizer takes a step for a gradient of 0, but not for none.
+            # An optimizer takes a step if the gradient is 0, but not if it is None.
             tensor.grad = gradient if share else None
         strategy.loss = (mean_loss / total).to(loss.dtype)[0]
 
@@ -299,7 +299,7 @@ def _weight(strategy: Strategy) -> float:
 
 
 def _check(strategy: Strategy) -> None:
-    """Raise TaskError for a loss that is no mean over all samples, or norms that several processes can't compute."""
+    """Raise TaskError if the loss is no mean over all samples, or a norm layer can't use all processes' samples."""
     loss, model = strategy._criterion, strategy.model
     weight = getattr(loss, "weight", None)
     ignores = getattr(loss, "ignore_index", -1) >= 0 or (weight is not None and not bool((weight > 0).all()))
@@ -324,7 +324,7 @@ def _check(strategy: Strategy) -> None:
 
 
 def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return (tensor, index of entries to send; None: all) for tensors ``known`` or with a gradient in any process."""
+    """Return all tensors in ``known`` or with a gradient in any process, each with the entries to send (None: all)."""
     mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
     places = {i for of_one in of_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}
@@ -335,7 +335,7 @@ def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list
 
 
 def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
-    """Return name → value of the settings, data and tensors that must be equal in all processes before a task."""
+    """Return name → value of the settings, data and tensors that must agree in all processes before a task."""
     experience, loader = strategy.experience, strategy.dataloader
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
     settings = [
@@ -350,7 +350,7 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
 
 
 def _model_facts(strategy: Strategy) -> dict[str, str]:
-    """Return name → hash of every tensor of model and loss, named so that a message reads well."""
+    """Return name → hash of every tensor of model and loss; the names are written for error messages."""
     return {
         f"tensor {name} of the {kind}": digest
         for kind, module in (("model", strategy.model), ("loss", strategy._criterion))

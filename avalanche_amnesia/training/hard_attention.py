@@ -1,4 +1,4 @@
-"""Settings of the masks that hard attention learns."""
+"""Settings for learning masks by hard attention (HAT)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ HALF = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class HardAttention:
-    """Settings of hard attention, which learns a task's mask, ``masks=HardAttention(…)``; defaults as published.
+    """Settings for learning a task's mask by hard attention, ``masks=HardAttention(…)``; defaults as in the HAT paper.
 
     With a ``budget`` all of a layer's units begin open, and the gate closes over the first part of the task
     (``warm_up``). Then the task takes the units of largest embeddings: of the free ones as many as its budget allows
@@ -28,8 +28,8 @@ class HardAttention:
             further tasks of the stream are to be trained (1/4 without a stream); None: as many as the gate leaves open
             under the regulariser, as published.
         reuse: share of the units in use that a task may read too, in [0, 1]; only with a budget, None: 0.5. The more
-            it reads, the more it gains from earlier tasks and loses when one of them is unlearned, and the fewer units
-            become free by that.
+            it reuses, the more it gains from earlier tasks, and the more it loses if one of them is unlearned; and the
+            fewer units an unlearning frees.
         warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; only with a budget, None: 0.5.
         sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 with a budget.
         sparsity: ``original``, ``cross`` or ``quota``.
@@ -38,17 +38,17 @@ class HardAttention:
         embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones``, ``open`` or ``sparse``
             (a unit begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, and ``open``
             with a budget.
-        embedding_lr: learning rate of the mask embeddings; a separate optimizer steps them, of the
-            strategy's optimizer's class and settings, without weight decay.
+        embedding_lr: learning rate of the mask embeddings, which have a separate optimizer: of the class and settings
+            of the strategy's optimizer, without weight decay.
         embedding_optimizer: function from ``[embedding]`` to that optimizer, if the strategy's class can't be reused.
         compensation_clamp: ``c`` of the gradient compensation, in (0, 88], because the cosh of more overflows float32.
         embedding_clamp: embeddings stay within ``±embedding_clamp``.
-        min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are kept open. Half
-            of a layer is kept open under a regulariser as long as an epoch's mean loss is above 0.9 times that of the
-            first mini-batch: else the regulariser would close the layers of a hard task in a small network too early.
-        statistics_batches: running statistics of the task's norms (BatchNorm) are computed again at its end, with its
-            binary mask, over this number of its last mini-batches, which are stored for it. 0: use the statistics of
-            training, which lag after few steps and come from soft masks.
+        min_units: least number of open units of a layer: the strongest ones at the start of each epoch stay open. Under
+            a regulariser half of a layer stays open as long as an epoch's mean loss exceeds 0.9 times the first
+            mini-batch's loss: otherwise it would close the layers of a hard task in a small network too early.
+        statistics_batches: number of last mini-batches, stored during training, from which the running statistics of
+            the task's BatchNorm layers are recomputed under its binary mask. 0: keep the statistics of training, which
+            lag after few steps and come from soft masks.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask, like the heads of a :class:`CounterfactualPlugin`: the model,
             the full model and the retrained one then differ in their features, not in how well heads fit.
@@ -107,7 +107,7 @@ class HardAttention:
         object.__setattr__(self, "statistics_batches", whole)
 
     def shares(self, to_come: int | None) -> tuple[float, float]:
-        """Return the share of a layer's free units, and the largest share of its units in use, that a task takes."""
+        """Return two fractions: of a layer's free units that a task takes, and of its used units that it may reuse."""
         # ``to_come``: number of tasks in the stream still to be trained, this one included; None: unknown.
         reused = HALF if self.reuse is None else self.reuse
         if self.budget == "even":

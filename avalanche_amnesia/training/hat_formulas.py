@@ -70,7 +70,7 @@ class SparsityRegulariser:
             slope = (slope - used / used.sum()) / 2
             self._constant = weight / 2
         self._slope = weight * slope
-        # (layers, n_units): a row is 1 where a unit belongs to its layer, so that a product sums a vector up by layer.
+        # (layers, n_units): a row is 1 at the units of its layer, so that a product with a vector sums it by layer.
         layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
         of_layer = torch.nn.functional.one_hot(layers, len(sizes)).T.float().to(in_use.device) * free
         self._free_share_by_layer = of_layer / of_layer.sum(1, keepdim=True).clamp_min(1)
@@ -108,7 +108,7 @@ def units_within(
     *,
     min_units: int,
 ) -> Tensor:
-    """Return the units that a task takes under its budget in each layer, bool ``(n_units,)``, True: taken."""
+    """Return a bool tensor ``(n_units,)``: in each layer, the units that a task takes within its budget."""
     read = strongest_units(sizes, embedding, in_use, lambda n: _whole(reused * n)) & (embedding > 0)
     taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _whole(new * n)))
     rank = embedding.masked_fill(read | taken, torch.inf)  # units that are open already rank first
@@ -116,7 +116,7 @@ def units_within(
 
 
 def strongest_units(sizes: Sequence[int], embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:
-    """Return the units of the largest embeddings in each layer, bool ``(n_units,)``, True: chosen."""
+    """Return a bool tensor ``(n_units,)``: in each layer, the units in ``among`` with the largest embeddings."""
     strongest, start = torch.zeros_like(among), 0
     for size in sizes:
         part = slice(start, start + size)

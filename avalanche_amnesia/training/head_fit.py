@@ -1,4 +1,4 @@
-"""Compute the features of a task's samples, and fit heads to these features."""
+"""Computation of the features of a task's samples, and fits of heads to these features."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -25,7 +25,7 @@ def fitted_head(
     features: Tensor,
     labels: Tensor,
 ) -> FittedHead:
-    """Return a head of a task, fitted to features ``(n, features)`` and labels ``(n,)``."""
+    """Return a new head for ``task``, fitted to features ``(n, features)`` and labels ``(n,)``."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
     held = dict(model.head(task).named_parameters())
     classes, has_bias = len(held["weight"]), "bias" in held
@@ -67,7 +67,7 @@ def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
 
 @torch.no_grad()
 def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
-    """Replace a task's head, trained under a soft gate, by a head fitted to features under the final mask.
+    """Replace a task's trained head by one fitted to the features under the task's final, binary mask.
 
     Returns the positions of the task's samples for fitting heads to features without other tasks.
     """
@@ -87,9 +87,9 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
 
 
 class CounterfactualFeatures:
-    """Computes features of a task's samples ``x`` in evaluation mode, without the units that the task's mask closes.
+    """Features of a task's samples ``x`` under its mask, in evaluation mode; a call computes them with current weights.
 
-    Running statistics of its norms are computed from ``seen``, mini-batches of more than one sample.
+    Running statistics of its normalisation layers are computed from ``seen``, mini-batches of more than one sample.
     """
 
     features: Tensor  # of all samples, (n, features), each from the last pass over its sample
@@ -100,15 +100,15 @@ class CounterfactualFeatures:
         self._mask: Any = model.binary_mask(task)
         self._parts = deepcopy(model.task_parts(task))
         rows = _reads_rows(model, self.x)
-        # Every weight at every place: an upper bound.
+        # An upper bound: each weight is multiplied with each input value.
         large = 2 * sum(weight.numel() for weight in model.backbone.parameters()) * x.numel() >= LARGE
         for_cpu = BATCH_OF_ROWS if rows else BATCH_OF_LARGE if large else BATCH
         self._batch = for_cpu if self.x.device.type == "cpu" else BATCH
 
     def __call__(self, part: slice = ALL) -> dict[str, Tensor]:
-        """Compute features of the samples ``part``; return buffers of the task's norms by name (empty without norms).
+        """Compute features of the samples ``part``; return the buffers of the task's normalisation layers by name.
 
-        Running statistics are computed again only in a pass over all samples.
+        Running statistics are computed again only in a pass over all samples. The result is empty without such layers.
         """
         parts = deepcopy(self._parts) if running_norms(self._parts) else self._parts
         norms = running_norms(parts)

@@ -1,4 +1,4 @@
-"""Compute the running statistics of a task's norms (BatchNorm) again when its training ends."""
+"""Recompute the running statistics of a task's normalisation layers (BatchNorm) at the end of its training."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +18,10 @@ STATISTICS_BATCHES = 16
 """Number of mini-batches used to compute running statistics again."""
 
 
-# Statistics of training lag after few steps, and mix the soft masks of every scale with hard ones. So statistics
-# are computed again from the last inputs of the network, after transforms and plugins.
+# Running statistics from training lag after few steps, and mix soft masks of every scale. So they are computed again
+# from the last inputs of the network, after transforms and plugins.
 class TaskStatistics:
-    """Norms (BatchNorm) that a task trains, and its last mini-batches, to compute their running statistics again."""
+    """A task's normalisation layers and its last mini-batches, to recompute the running statistics of the layers."""
 
     def __init__(self, model: Any, task: int, n_batches: int) -> None:
         self.model, self.task = model, task
@@ -29,13 +29,13 @@ class TaskStatistics:
         self._seen: deque[Tensor] = deque(maxlen=n_batches)
 
     def see(self, strategy: Strategy) -> None:
-        """Store the task's samples in a mini-batch; with ``n_batches`` stored ones, drop the oldest."""
+        """Store the task's samples in the current mini-batch; drop the oldest if more than ``n_batches`` are stored."""
         x, labels = strategy.mb_x, strategy.mb_task_id
         own = x if single_task(labels) == self.task else x[labels == self.task]
         self._seen.append(own if n_processes() == 1 or strategy.dataloader.samples else x[:0])
 
     def retake(self, norms: Sequence[Any], run: Callable[[Tensor], object]) -> None:
-        """Compute running statistics of ``norms``; ``run`` passes a stored mini-batch through their network."""
+        """Recompute the running statistics of ``norms``; ``run(x)`` must pass a mini-batch through the network."""
         seen = [tree_map_only(Tensor, lambda rows: gathered(rows)[0], x) for x in self._seen]
         with evaluating(self.model):  # a mini-batch of one sample has no variance
             retake(norms, [x for x in seen if len(x) > 1], run)
@@ -48,9 +48,9 @@ def running_norms(parts: nn.Module | None) -> list[Any]:
 
 
 def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
-    """Set each norm's running statistics to their plain average over ``batches``; ``run(batch)`` calls the network."""
-    # Only the norms train: all else stays in evaluation mode, so that they see the inputs of testing. All of
-    # them in one pass: a norm in training normalises by its batch, so later norms read no stale statistic.
+    """Set the running statistics of ``norms`` to their average over ``batches``; ``run(x)`` must call the network."""
+    # Only these layers are in training mode, so that they get the same inputs as in evaluation. One pass is enough: a
+    # layer in training mode normalises by its batch, so no later layer depends on an old statistic.
     momenta = [norm.momentum for norm in norms]
     hooks = [norm.register_forward_pre_hook(partial(_average_plainly, count(1))) for norm in norms]
     for norm in norms:
@@ -63,5 +63,5 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
 
 
 def _average_plainly(calls: Iterator[int], norm: Any, inputs: Any) -> None:
-    """Set a norm's momentum to 1/n before its n-th call: a plain average, in which the old statistics do not count."""
+    """Set a layer's momentum to 1/n before its n-th call, so that its running statistics are plain averages."""
     norm.momentum = 1 / next(calls)

@@ -1,4 +1,4 @@
-"""Strategies that choose or assign weights for each task and unlearn tasks on request: WSN and weight pools."""
+"""Strategies WSN and DisjointSubnets: a task chooses or gets weights of its own, and can be unlearned."""
 
 from typing import Unpack
 
@@ -20,9 +20,9 @@ class WSN(TaskStrategy):
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~TaskStrategy.unlearn`. Weights used only by an unlearned task return to their initial bits. Weights that it
-    trained and a remaining task uses do not change, so that no remaining task's logits change by a bit; the record
-    lists them (``record.plan.shared``) and claims ``approximate``. Scores return to those before the first
-    unlearned task.
+    trained and that a remaining task uses do not change, so that no remaining task's logits change by a bit; the record
+    lists these weights (``record.plan.shared``) and claims ``approximate``. Scores return to their values before the
+    first unlearned task.
 
     Args:
         model: a :class:`SubnetModel`.
@@ -66,7 +66,7 @@ class DisjointSubnets(TaskStrategy):
     """Strategy that trains each task on its own share of the weights, so that unlearning a task is exact.
 
     A fixed random partition cuts every layer's weights into as many shares as there are slots. After an unlearning
-    the model equals, bit for bit, one that never saw the unlearned tasks. Their shares are free for next tasks.
+    the model equals, bit for bit, one that never saw the unlearned tasks. Later tasks can get their shares.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~TaskStrategy.unlearn`.

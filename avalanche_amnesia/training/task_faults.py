@@ -1,4 +1,4 @@
-"""Describe faults of a task: in its samples and labels, and in its weights after the training."""
+"""Messages about faults of a task: in its samples and labels, and in its weights after the training."""
 
 from collections.abc import Mapping
 from math import prod
@@ -24,7 +24,7 @@ _FEW_SAMPLES = 64
 
 
 def fault_of_inputs(x: Any) -> str | None:
-    """Describe samples with NaN or infinity: how many, and the index of the first; None: all are finite."""
+    """Return a message that counts samples with NaN or infinity and names the first; None if all are finite."""
     for part in tree_leaves(x):
         if isinstance(part, Tensor) and part.is_floating_point() and not bool(part.isfinite().all()):
             return _not_finite((~part.reshape(len(part), -1).isfinite().all(1)).nonzero()[:, 0], len(part))
@@ -32,7 +32,7 @@ def fault_of_inputs(x: Any) -> str | None:
 
 
 def fault_in_memory(samples: Any) -> str | None:
-    """Return the text of :func:`fault_of_inputs` for a task's samples in memory, before transforms."""
+    """Return the message of :func:`fault_of_inputs` for a task's samples in memory, before transforms; else None."""
     where = samples.not_finite() if isinstance(samples, TensorTask) else torch.empty(0)
     return _not_finite(where, len(samples)) if len(where) else None
 
@@ -43,7 +43,7 @@ def _not_finite(where: Tensor, n: int) -> str:
 
 
 def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | None:
-    """Describe labels outside of the head's classes, or class weights that do not fit; None: all fit."""
+    """Return a message about labels outside of the head's classes, or a wrong number of class weights; else None."""
     if not isinstance(criterion, nn.CrossEntropyLoss) or labels.dim() != 1 or labels.is_floating_point():
         return None
     taken = labels[labels != criterion.ignore_index]
@@ -66,7 +66,7 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
 
 
 def fault_of_single(x: Any, model: Any, error: Exception) -> str | None:
-    """Describe a mini-batch of one sample under batch normalisation; None for any other error."""
+    """Return a message if ``error`` arose because batch normalisation got a single sample; else None."""
     if len(x) != 1 or "more than 1 value per channel" not in str(error):
         return None
     norms = [(name, each) for name, each in model.backbone.named_modules() if isinstance(each, _BatchNorm)]
@@ -78,7 +78,7 @@ def fault_of_single(x: Any, model: Any, error: Exception) -> str | None:
 
 
 def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: Any) -> str | None:
-    """Describe samples that the model can't process, or features that its heads can't read; None: neither."""
+    """Return a message about samples that the model can't process, or features that its heads can't read; else None."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
     unlike = _unlike_features(x, model, task_labels)
@@ -115,14 +115,14 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
 
 
 def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
-    """Return advice for samples with the axes in another order, or an empty text."""
+    """Return advice if the samples fit after their axes are permuted or reshaped; else an empty text."""
     if len(given) == 3 and given != needed and (given[2], *given[:2]) == needed:
         return "; channels come first, x.permute(0, 3, 1, 2)"
     return f"; they hold as many numbers, x.reshape(-1, *{needed})" if prod(given) == prod(needed) else ""
 
 
 def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
-    """Describe features of a shape that no head can read; None if the shape fits or the backbone fails."""
+    """Return a message if the features have a wrong shape for heads; None if it fits or the backbone fails."""
     try:
         with preserved_rng(), evaluating(model):
             features = model.features(x, task_labels)
@@ -182,13 +182,13 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
 
 
 def input_of(model: nn.Module, x: Any) -> Any:
-    """Return samples on the model's device, floating-point numbers in its dtype."""
+    """Return samples on the model's device; floating-point samples get the model's dtype."""
     like = first_real(model)
     return tree_map(lambda part: part.to(like.device, like.dtype if part.is_floating_point() else part.dtype), x)
 
 
 def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> str | None:
-    """Return a warning if a task ends with the weights and head with which it began."""
+    """Return a warning if the training changed neither the shared weights nor the task's head; else None."""
     now = dict(model.named_parameters())
     if any(not torch.equal(value, before[name]) for name, value in now.items() if name in before):
         return None

@@ -1,4 +1,4 @@
-"""State of the task in training: values before the task, and data to be dropped when its training ends."""
+"""State of the current task's training: a snapshot from before it, and data to drop when it ends."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class TaskInTraining:
 
     @property
     def before(self) -> TaskSnapshot:
-        """Return the snapshot of values before the task; raise RuntimeError before its training has begun."""
+        """Return the snapshot from before the task; raise RuntimeError if its training has not begun."""
         if self.snapshot is None:
             raise RuntimeError(f"the training of task {self.task} has not begun")
         return self.snapshot
 
 
 class TaskSnapshot:
-    """Copies of all parameters of a model, the task's statistics, the optimizer's state and states of user plugins.
+    """Copy of parameters, the task's running statistics, optimizer state and user plugins' states before a task.
 
-    Taken when the task begins. An optimizer reset for every task has no state then.
-    Modules of finished tasks are copied separately: no training changes and no trajectory records them, but a
-    user's plugin may write into them.
+    Taken when the task begins. An optimizer that is reset for every task has no state then. Modules of finished tasks
+    are copied separately: no training changes them and no trajectory records them, but a user's plugin may write into
+    them.
     """
 
     def __init__(self, strategy: Strategy, task: int) -> None:
@@ -90,14 +90,14 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def restore_finished_tasks(self, model: nn.Module) -> None:
-        """Restore heads and norms of finished tasks to their values before the task: a plugin may change them."""
+        """Restore heads and norms of finished tasks to their values before the task: a plugin may have changed them."""
         for name, tensor in finished_tensors(model).items():
             if name in self.finished:
                 tensor.copy_(self.finished[name])
 
     @torch.no_grad()
     def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
-        """Restore, bit for bit, each entry that is False in ``keep``: an entry that the task does not own."""
+        """Restore each entry that is False in ``keep`` to its bits before the task: the task does not own it."""
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
@@ -108,7 +108,7 @@ States = Sequence[tuple[Any, Any]]
 
 
 def states_of_users(strategy: Strategy) -> States:
-    """Return all user plugins that have a ``load_state``, each with a copy of its ``state()``."""
+    """Return each user plugin that has a ``load_state``, with a copy of its ``state()``."""
     users = [p for p in strategy.plugins if hasattr(type(p), "load_state") and not is_known(p)]
     return [(plugin, deepcopy(plugin.state())) for plugin in users]
 
@@ -120,5 +120,5 @@ def restore_users(states: States) -> None:
 
 
 def copied_finished(model: nn.Module) -> dict[str, Tensor]:
-    """Return name → copy of each parameter and buffer in the heads and norms of finished tasks."""
+    """Return name → copy of each parameter and buffer in the heads and norm layers of finished tasks."""
     return {name: tensor.detach().clone() for name, tensor in finished_tensors(model).items()}

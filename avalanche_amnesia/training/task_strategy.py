@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # a strategy that does not unlearn imports none of these
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
-_AS_IT_IS = nullcontext()  # to enter autocast in every step takes longer
+_AS_IT_IS = nullcontext()  # entering autocast in every step takes longer
 
 
 class StrategyOptions(TypedDict, total=False):
@@ -87,15 +87,15 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             tasks add (heads, norms) join the first, and copies of a DisjointModel's backbone join its groups.
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
         seed: every random draw derives from it and the task.
-        reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it). A
-            saved state then holds none of it.
+        reset_optimizer: whether every task starts with a new optimizer state, which is then not saved either
+            (``train(…, reset_optimizer_state=…)`` overrides it).
         criterion: loss of logits and labels; cross-entropy by default.
         train_mb_size: samples of a mini-batch, at least 1.
         train_epochs: passes over a task's samples, at least 1.
         eval_mb_size: samples of a mini-batch in an evaluation, at least 1; None: as for training.
         device: device of model and data.
-        plugins: further plugins, placed after this package's; only when a task ends (``after_training_exp``) your own
-            plugins run first, so that weights that they write (an average) are recorded as the task's.
+        plugins: further plugins, called after this package's; only when a task ends (``after_training_exp``) they are
+            called first, so that weights that they write (an average) are recorded as the task's.
         evaluator: Avalanche's EvaluationPlugin, or a function that makes it; by default one without loggers.
         eval_every: number of epochs (or the unit in ``peval_mode``) between two evaluations; 0: evaluate only at the
             end of a task; -1: never.
@@ -194,7 +194,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             try:
                 self._trains = True
                 plugin = unlearning_of(self)
-                if plugin is not None and given:  # requests that wait may need data before the first task begins
+                if plugin is not None and given:  # waiting requests may need data before the first task begins
                     plugin.stream.note(given[0])
                 return super().train(given, streams, **kwargs)
             except TaskError:
@@ -349,7 +349,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
     def criterion(self) -> Any:
         """Return the loss; raise TaskError for labels outside of the head's classes."""
         parts = self.mb_y, self.mb_output
-        if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
+        if self.is_training and not self.clock.train_exp_iterations:  # such a label would crash an accelerator
             self._refuse(task_faults.fault_of_labels(*parts, self._criterion))
         try:
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
@@ -397,11 +397,11 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         strict: bool = False,
         reproduce: bool | None = None,
     ) -> UnlearningRecord:
-        """Unlearn tasks, or samples or classes of one, as a whole or not at all; at any moment outside a training call.
+        """Unlearn tasks, or samples or classes of one task, completely or not at all; call it outside of ``train``.
 
-        For samples or classes the task is trained again without them, in its place, and remains: it costs two
-        trainings (see ``reproduce``). This takes a method in which no task depends on another: weight pools or
-        networks apart. RanPAC subtracts the samples instead.
+        For samples or classes the task is trained again without them, on its own weights, and remains: this costs two
+        trainings (see ``reproduce``). It needs a method in which no task depends on another: DisjointSubnets or
+        Independent. RanPAC subtracts the samples instead.
 
         Args:
             tasks: labels of remaining, not permanent tasks; or a request.

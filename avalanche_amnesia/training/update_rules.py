@@ -1,7 +1,7 @@
-"""Adjustment rules: how far the optimizer may change a parameter that earlier tasks use; and their enforcement.
+"""Adjustment rules: limits on the optimizer's changes of parameters that earlier tasks use, and their enforcement.
 
-An :class:`AdjustmentRule` says, per parameter, the share of an update that is *protected*, i.e. undone (0 free, 1
-frozen: one minus AdaHAT's adjustment rate). :class:`Adjuster` enforces it: in update space, ``θ ← lerp(θ_after,
+An :class:`AdjustmentRule` gives, per parameter entry, the share of an update that is *protected*, i.e. undone (0 free,
+1 frozen: one minus AdaHAT's adjustment rate). :class:`Adjuster` enforces it: in update space, ``θ ← lerp(θ_after,
 θ_before, share)``, which protects under every optimizer; or by scaled gradients: as published, and for plain SGD,
 because the result is equal and costs less.
 """
@@ -31,7 +31,7 @@ LayerOf = Callable[[str], int]
 
 
 class TaskUse:
-    """Parameter entries that the remaining (or only the locked) tasks use; constant while a further task is trained."""
+    """Parameter entries that the remaining (or only the locked) tasks use, and the number of tasks that use each."""
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
@@ -42,7 +42,7 @@ class TaskUse:
         self._model = model
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return parameter → 1.0 (entry in use) or 0.0, the ``min`` or ``max`` of the masks of a weight's two units."""
+        """Return parameter → tensor, 1.0 for entries in use: ``min`` or ``max`` of the masks of a weight's units."""
         return self.covered if between == "min" else self._by_max[0]
 
     def importance_by(self, between: Between) -> Mapping[str, Tensor]:
@@ -65,14 +65,14 @@ class TaskUse:
 
     @property
     def _each(self) -> list[Mapping[str, Tensor]]:
-        """Return the masks of the tasks that protect entries, one per task, or measured importances of their units."""
+        """Return a mapping for each protecting task: layer → the task's mask, or its measured unit importances."""
         model = self._model
         of_units = model.importance if isinstance(model, MaskedModel) else model.binary_mask
         masks = [model.by_layer(of_units(task)) for task in self._counted]
         return masks or [model.by_layer(torch.zeros_like(self.in_use))]
 
     def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return ``uses`` expanded to the shape and dtype of each parameter."""
+        """Return ``uses`` with each tensor expanded to the shape of its parameter, and in the parameter's dtype."""
         return Computed(uses, partial(_expanded, uses, self.shapes))
 
 
@@ -99,19 +99,19 @@ RULES: dict[str, type[AdjustmentRule]] = {}
 
 
 class AdjustmentRule:
-    """Base of adjustment rules, and HAT's own (``hat``): freeze weights whose input and output unit earlier tasks use.
+    """Base class of adjustment rules, and the rule ``hat``, which freezes weights between units that earlier tasks use.
 
     Args:
-        between: how the masks of the units at both ends of a weight make one: ``min``, as published (it is in use if
-            both ends are), or ``max`` (if either is; the network's input counts as no end). ``max`` protects a
-            superset in every rule: entries of tasks stay as safe, and later tasks find fewer free ones.
+        between: how the masks of a weight's input and output unit are combined: ``min``, as published (a weight is in
+            use if both units are), or ``max`` (if either is; the network's inputs are no units). Under every rule,
+            ``max`` protects a superset: tasks stay as safe, and later tasks find fewer free entries.
         space: where the rule is enforced, ``update`` (protects under every optimizer) or ``gradient`` (as published:
             right for plain SGD only).
-        locked: labels of the only tasks whose masks protect and count as in use: in the regulariser, the adjustment and
-            the network's capacity. None: every remaining task. A label may name a task that is still to come, which
-            is locked once it is trained; one that the stream does not have is an error before the training. A later
-            task may overwrite what only tasks without a lock use, so that their logits change; unlearning that later
-            task brings the overwritten values back.
+        locked: labels of the protected tasks; in the regulariser, the adjustment and the network's capacity
+            only their masks count as in use. None: every remaining task. A label may name a future task of the stream,
+            which is locked once it is trained; a label that the stream does not have is an error. A later task may
+            overwrite entries that only unlocked tasks use, so that their logits change; unlearning the later task
+            restores the overwritten values.
 
     Raises:
         ValueError: for an invalid value.
@@ -141,7 +141,7 @@ class AdjustmentRule:
         self.locked = None if locked is None else tuple(sorted(set(labels)))
 
     def start(self, seed: int, task: int) -> None:
-        """Prepare for the steps of a task; seed a rule's random draws with ``seed`` and ``task``."""
+        """Prepare the rule for the steps of a task; its random draws are seeded with ``seed`` and ``task``."""
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         """Return the protected share of an update, 0 free, 1 frozen, in the parameter's shape; may be expanded.
@@ -296,7 +296,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return stored(use.importance_by(self.between)[name])
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return a gradient's divisor, ``1 + importance / r_l``: one pass over the entries, where shares take two."""
+        """Return a gradient's divisor, ``1 + importance / r_l``, in one pass over the entries; shares take two."""
         importance, inverse = self.importance_of(use, name), 1 / self.rate(sparsity)
         one = importance.new_ones(())
         if isinstance(inverse, Tensor):
@@ -321,7 +321,7 @@ def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tens
 
 
 def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
-    """Return the adjustment rule of a name, or the given rule object; raise ValueError for an unknown name."""
+    """Return ``adjustment`` if it is a rule, or a new rule of that name; raise ValueError for an unknown name."""
     if isinstance(adjustment, AdjustmentRule):
         return adjustment
     if adjustment not in RULES:
@@ -333,7 +333,7 @@ def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
 
 
 class Adjuster:
-    """Protects earlier tasks in each optimizer step: scales gradients down, or undoes a share of the updates.
+    """Protection of earlier tasks in each optimizer step: scales gradients down, or undoes a share of the updates.
 
     Attributes:
         names: parameters that the rule may protect; empty in the first task, where nothing is done.

@@ -34,7 +34,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Revision:
-    """Replacement of a remaining task's update at some entries of a tensor: ``base · before + factor · own + added``.
+    """Replacement of a remaining task's update in some entries of a tensor: ``base · before + factor · own + added``.
 
     The revised update replaces the recorded one, also in later removals, even in one of the task itself.
 
@@ -65,7 +65,7 @@ Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
 
 
 def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
-    """Restore a flat tensor to its values before ``writers``, in place; return the undone writes, last one first."""
+    """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place; return them, the last one first."""
     steps: list[Step] = []
     # The last writer is undone first, because undoing a coded log starts at the bits that its writer left.
     for task, entry in reversed(writers):
@@ -154,7 +154,7 @@ def replay(
 
 
 def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
-    """Return the values of the task in training when its start values change to ``new_before`` and its update stays."""
+    """Return the current task's values after its start values change to ``new_before`` and its update stays."""
     # The current task has no log yet: its update is the current value minus the start value.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)
@@ -165,7 +165,7 @@ def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """Entries of a tensor that a removal changes: flat ``index``, with values ``now`` and ``without`` the tasks."""
+    """Entries of a tensor that a removal of tasks changes: flat ``index``, values ``now`` and ``without`` the tasks."""
 
     shape: torch.Size
     index: Tensor

@@ -31,7 +31,7 @@ KEPT = -128
 
 
 class _Chosen:
-    """Base class: some entries of a tensor, with data about them. All attributes that are tensors are saved."""
+    """Base class for chosen entries of a tensor; subclasses add data about them. All tensor attributes are saved."""
 
     chosen: Tensor
     """Positions as packed bits, or these compressed by zlib (:func:`pack`)."""
@@ -90,11 +90,11 @@ class SparseValues(_Chosen):
         return self._made(self.chosen, before, self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseValues:
-        """Return a copy that restores ``values`` ``(m,)`` at the entries with flat ``index`` ``(m,)``."""
+        """Return a copy that also restores ``values`` ``(m,)`` at the entries with flat ``index`` ``(m,)``."""
         where = self.where.reshape(-1)
         before = positions(where).numpy()
         where[index] = True
-        now = positions(where).numpy()  # a search in this index is cheaper than dense values if entries are few
+        now = positions(where).numpy()  # if entries are few, searching this index is cheaper than dense values
         result = torch.zeros(len(now), dtype=self.dtype)
         for there, held in ((before, self.values), (index.numpy(), values)):
             put(result, torch.from_numpy(np.searchsorted(now, there)), held)
@@ -173,7 +173,7 @@ def _stored(steps: Tensor) -> Tensor:
 
 
 def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseUpdates]:
-    """Encode the update ``after - before``; return the tensor's values with the rounded update, and coded entries."""
+    """Encode the update ``after - before``; return the values after the rounded update, and the coded entries."""
     shape, n = tuple(before.shape), before.numel()
     old, new = before.reshape(-1), after.reshape(-1)
     delta = new.double() - old.double()
@@ -227,12 +227,12 @@ def unpack(bits: Tensor, n: int) -> Tensor:
 
 
 def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
-    """Return, as packed bits, the union of the entries that several objects choose in the same tensor."""
+    """Return the union of the entries that objects choose in the same tensor, as packed bits."""
     return reduce(np.bitwise_or, (expand(of.chosen, -(-prod(of.shape) // 8)) for of in entries))
 
 
 def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensor name → union of the bool tensors of this name in ``choices``."""
+    """Return tensor name → union (logical or) of all bool tensors of this name in ``choices``."""
     result: dict[str, Tensor] = {}
     for choice in choices:
         for name, where in choice.items():
@@ -241,14 +241,14 @@ def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
-    """Return bytes as uint8, compressed by zlib if the result is shorter; ``repeats``: search for repeated strings."""
+    """Return bytes as a uint8 tensor, compressed by zlib if that is shorter; ``repeats``: match repeated strings."""
     coder = zlib.compressobj(strategy=zlib.Z_DEFAULT_STRATEGY if repeats else zlib.Z_HUFFMAN_ONLY)
     coded = np.frombuffer(coder.compress(data.tobytes()) + coder.flush(), dtype=np.uint8)
     return torch.from_numpy((data if len(coded) >= len(data) else coded).copy())
 
 
 def expand(shrunk: Tensor, n: int) -> np.ndarray:
-    """Return the ``n`` bytes given to :func:`shrink`, read only; input of length ``n`` is not compressed."""
+    """Return the ``n`` bytes that were given to :func:`shrink`, read only; data of length ``n`` is uncompressed."""
     data = shrunk.numpy()
     return data if len(data) == n else np.frombuffer(zlib.decompress(data.data, bufsize=n), dtype=np.uint8)
 

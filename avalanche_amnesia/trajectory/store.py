@@ -68,11 +68,11 @@ class Trajectory:
 
     @property
     def repairs(self) -> Mapping[int, frozenset[int] | None]:
-        """Return repair number (negative) → tasks whose removal also removes the repair; None: any removal does."""
+        """Return repair number (negative) → tasks whose removal also removes the repair; None: any removal."""
         return {writer: log.repair_of for writer, log in self.logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
-        """Return the writers that a removal of ``tasks`` removes: the tasks, and the repairs that depend on them."""
+        """Return all writers that a removal of ``tasks`` removes: the tasks, and the repairs that depend on them."""
         tasks = tuple(tasks)
         return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
 
@@ -82,12 +82,12 @@ class Trajectory:
         return sum(log.nbytes for log in logs)
 
     def moved(self, writer: int) -> dict[str, Tensor]:
-        """Return tensor name → bool tensor, True at the entries in a task's or repair's log: those that it changed."""
+        """Return tensor name → bool tensor, True at the entries in the undo log of a task or repair."""
         self._refuse_unknown([writer])
         return {name: entry.where for name, entry in self.logs[writer].items()}
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
-        """Return tensor name → bool tensor, True at entries changed by ``tasks`` or repairs removed with them."""
+        """Return tensor name → bool tensor, True at entries in logs of ``tasks`` or of repairs removed with them."""
         return united(map(self.moved, self.writers(tasks)))
 
     def report(self) -> dict[int, dict[str, float]]:

@@ -24,7 +24,7 @@ class AddedError:
 
     @classmethod
     def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
-        """Return the rounding error of the values ``committed`` to the model against those ``trained``, in float64."""
+        """Return the rounding error, in float64: the values ``committed`` to the model against those ``trained``."""
         differ = ~same_bits(committed, trained)
         difference = committed[differ].double() - trained[differ].double()
         if not len(difference):
@@ -76,7 +76,7 @@ class Log(dict[str, SparseEntries]):
 
 
 class Updates(Mapping[str, Tensor]):
-    """Mapping: tensor name → update ``Δ`` of a task or repair, float64, computed at access as few removals need it."""
+    """Mapping: tensor name → update ``Δ`` of a task or repair, float64, computed at access because few are needed."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
@@ -87,7 +87,7 @@ class Updates(Mapping[str, Tensor]):
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:
-        """Return a bool tensor, True at the entries of tensor ``name`` that the task or repair changed."""
+        """Return a bool tensor, True at the entries of tensor ``name`` in the undo log of the task or repair."""
         return self._parts[name][0].where
 
     def __getitem__(self, name: str) -> Tensor:

@@ -300,7 +300,7 @@ def first_real(module: nn.Module) -> Tensor:
 
 
 def features_by_trying(backbone: nn.Module) -> Tensor | None:
-    """Try input shapes; return features ``(2, n_features)``, only for their shape and type, or None if none fits."""
+    """Return features ``(2, n_features)`` for the first guessed input shape that fits (values undefined), or None."""
     try:
         inputs = inputs_of(backbone, None)
         with undisturbed(backbone), torch.no_grad():
@@ -312,7 +312,7 @@ def features_by_trying(backbone: nn.Module) -> Tensor | None:
 
 
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Return a backbone's result for two samples on the device ``meta``, or for zeros if its forward reads values."""
+    """Return a backbone's result for two samples on the device ``meta``, or for zeros if its forward needs values."""
     inputs = Inputs((shape,), (dtype,))
 
     def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:

@@ -34,7 +34,7 @@ class DeclaredCalls:
         self._results: dict[str, list[list[Any]]] = {}
 
     def begin(self, tensors: Sequence[Tensor]) -> None:
-        """Clear the recorded calls and store the first input of a new forward, because torch.export may run several."""
+        """Start a new forward pass (torch.export may run several): clear the recorded calls, store the first input."""
         self.seen, self._first = [], tensors[0]
 
     def stand_in(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> None:
@@ -59,7 +59,7 @@ class DeclaredCalls:
         return pytree.tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, few)
 
     def _like(self, of_two: Tensor, of_three: Tensor) -> Tensor:
-        """Return an uninitialised tensor in a result's shape for this batch size, from results for 2 and 3 samples."""
+        """Return an empty tensor of the shape that a result has for this batch, inferred from 2 and 3 samples."""
         shape: list[Any] = []
         for two, three in zip(of_two.shape, of_three.shape, strict=True):
             each, rest = divmod(two, _BATCHES[0])

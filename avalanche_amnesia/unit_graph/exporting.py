@@ -50,7 +50,7 @@ class Exported:
     guards: list[str] = field(default_factory=list)
 
     def copied(self) -> Exported:
-        """Return a copy whose graph the caller may rewrite; its new node names are equal in both modes."""
+        """Return a copy whose graph may be rewritten; new nodes get equal names in training and evaluation mode."""
         found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in self.graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
@@ -254,13 +254,13 @@ def _take_sizes(exported: Exported, program: Any) -> None:
 
 def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
     """Return True if a condition compares input sizes with each other or with a number."""
-    # Conditions on sizes of inner values nearly all come from torch, concern memory layout and decide nothing.
+    # Conditions on sizes of intermediate values are ignored: nearly all concern torch's memory layout only.
     names = set(map(str, condition.free_symbols))
     return bool(names) and names <= set(free) and all(part.is_symbol or part.is_Integer for part in condition.args)
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace norms by calls that write no running statistics; return the names of other written buffers."""
+    """Replace norms by calls that update no running statistics; return the names of other written buffers."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
@@ -294,7 +294,7 @@ def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
 
 
 def _before_norms(statistic: Any) -> Any:
-    """Return the original buffer of a running statistic, which one or several calls of its norm updated."""
+    """Return the buffer from which one or several calls of a norm computed the running statistic."""
     while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
         norm, number = statistic.args
         if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]
@@ -428,7 +428,7 @@ def _functional(target: Any) -> Any:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Return True if a node's result has new memory, which no other value shares."""
+    """Return True if a node's result is in new memory that no other value shares."""
     target: Any = node.target
     schema = getattr(target, "_schema", None)
     if node.op != "call_function" or schema is None or any(result.alias_info for result in schema.returns):

@@ -9,7 +9,7 @@ Fix = Callable[[nn.Module], None]
 
 
 class ModelError(ValueError):
-    """Error: a backbone can't be masked. The message names the module or operation, the reason and a remedy."""
+    """Error for a backbone that can't be masked; the message names the module or operation, the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Unsupported(Exception):
 
 
 def bake_in(name: str) -> Fix:
-    """Return a function that replaces the parametrisations of the module ``name`` by its present weights."""
+    """Return a function that replaces the parametrisations of the module ``name`` by its current weights."""
 
     def change(model: nn.Module) -> None:
         module = model.get_submodule(name)

@@ -26,7 +26,7 @@ _MUCH_LESS = 0.6
 
 
 class OpenEntries(NamedTuple):
-    """Rows and columns of a weight ``(units, inputs, …)`` in a mask (None: all), and the fraction of other entries."""
+    """Rows (units) and columns (inputs) of a weight that a mask uses (None: all), and the fraction of other entries."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -56,7 +56,7 @@ class Computed(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer with masked outputs (units); ``sets``, ``(units,)``, has the number of each unit's set in UnitSets."""
+    """A layer whose outputs are units with a mask; ``sets``, ``(units,)``: number of each unit's set in UnitSets."""
 
     name: str
     units: int
@@ -140,7 +140,7 @@ class UnitGraph:
         return Computed(self.factors, covered)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Return weight name → rows and columns that the mask ``units``, bool ``(n_units,)``, covers, if few."""
+        """Return weight name → rows and columns that the mask ``units``, bool ``(n_units,)``, uses, if they are few."""
         of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
@@ -156,7 +156,7 @@ class UnitGraph:
         return found
 
     def sources(self, layer: str) -> Tensor | None:
-        """Return the numbers of the unit sets that feed a layer; None if no weight connects its units to inputs."""
+        """Return the numbers of the unit sets that feed a layer; None if no weight connects the layer to inputs."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
@@ -190,7 +190,7 @@ class Draft:
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """Return the layer of a weight: created at the first call with it, then reused, also in the other mode."""
+        """Return the layer of a weight; the first call creates it, and later calls return it again, in both modes."""
         places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
@@ -209,7 +209,7 @@ class Draft:
         return self.layers[name]
 
     def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Record the unit sets (``factors``) of a parameter's entries: an entry is in use if all its sets are."""
+        """Record the unit sets that a parameter's entries depend on: an entry is in use if all its sets are."""
         for part in parameter.parts:
             if part.owned:
                 continue
@@ -218,28 +218,28 @@ class Draft:
                 new = new[1:]  # outputs without a gate: an entry belongs to its source
             known = self.factors.get(part.name)
             if known is not None:
-                # An entry is in use if all factors of either use are. Taking the union of each factor
-                # may overestimate the use, but never underestimates it. Repeated factors change nothing.
+                # An entry is in use if all factors of one of its uses are. The union of the factors may overestimate
+                # the use, but never underestimates it. Repeated factors change nothing.
                 count = max(len(known), len(new))
                 known, new = ((*held, *held[-1:] * (count - len(held))) for held in (known, new))
                 new = tuple(self.sets.union(a, b) for a, b in zip(known, new, strict=True))
             self.factors[part.name] = tuple(map(compact, new))
 
     def needless(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
-        """Return the layers that need no gate, because the gates of their inputs already control their weights.
+        """Return the layers whose outputs need no mask, as the masks of their inputs already control their weights.
 
         An example is the output of a low-rank adapter: every task reads the sum it is added to. Without a gate a
         weight belongs to its input unit (a rank) and reaches every output. The names of the layers' biases are
         returned as well, because without a gate they would belong to all tasks at once.
         """
-        n_factors = torch.zeros(self.sets.n_units, dtype=torch.long)  # that contain each unit
+        n_factors = torch.zeros(self.sets.n_units, dtype=torch.long)  # number of factors that contain each unit
         for factor in (*(f for factors in self.factors.values() for f in factors), output):
             n_factors[sorted({unit for number in factor.unique().tolist() for unit in self.sets.members(number)})] += 1
         keys, biases = set(), set[str]()
         for key, weight in self._plain.items():
             factors, sets = self.factors.get(weight, ()), self.layers[self._names[key]].sets
             if len(factors) != 2 or any(len(self.sets.members(n)) != 1 for n in factors[1].unique().tolist()):
-                continue  # an input depends on no unit, or on units of several tasks, and then no task owns the weight
+                continue  # an input depends on no unit or on several, so that no single unit owns its weights
             own = {bias for bias in self.biases & self.factors.keys() if _are(self.factors[bias][0], sets)}
             first = self.sets.members(int(sets[0]))[0]
             if _are(factors[0], sets) and bool((n_factors[first : first + len(sets)] == 1 + len(own)).all()):
@@ -260,5 +260,5 @@ class Draft:
 
 
 def _are(factor: Tensor, sets: Tensor) -> bool:
-    """Return True if ``factor``, flattened, equals ``sets``: the unit-set number of each unit of a layer, in order."""
+    """Return True if ``factor``, flattened, has exactly the set numbers of a layer's units (``sets``), in order."""
     return torch.equal(factor.reshape(-1), sets)

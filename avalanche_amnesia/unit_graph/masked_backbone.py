@@ -67,14 +67,14 @@ class Program:
 
 
 class Sizes:
-    """Limits of a traced graph's validity: input shapes with free sizes, and conditions on these sizes."""
+    """Input shapes for which a traced graph is valid: fixed and free sizes, and conditions on the free sizes."""
 
     def __init__(self, shapes: Sequence[tuple[int | str, ...]], guards: Sequence[str]) -> None:
         self._shapes, self._guards = tuple(shapes), tuple(guards)
         self._known: set[tuple[torch.Size, ...]] = set()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Raise ModelError if the original forward takes another path than the traced graph for these input shapes."""
+        """Raise ModelError for inputs of a shape for which the original forward may differ from the traced graph."""
         given = tuple(tensor.shape for tensor in tensors)
         if given in self._known:
             return

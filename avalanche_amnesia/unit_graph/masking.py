@@ -1,4 +1,4 @@
-"""Masks in a rewritten backbone: the functions it calls, and the nodes that compute its masks.
+"""Masks in the graph of a masked backbone: functions that apply them, and graph nodes that compute them.
 
 Where a unit's mask is 0, features do not depend on its weights, whatever their values. This protects tasks
 from each other. It also saves work: rows of closed units and columns that read closed units are skipped,
@@ -58,7 +58,7 @@ def tensor_in(result: Any, number: int) -> Tensor:
 
 
 class LayerMasks(dict[str, Tensor]):
-    """Dict: layer name → mask; ``entries`` has the rows and columns to compute of weights that are mostly unused."""
+    """Dict: layer name → mask; ``entries``: weight name → rows and columns to compute, for mostly unused weights."""
 
     entries: Mapping[str, OpenEntries]
 
@@ -91,7 +91,7 @@ AS_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def over_open(
     masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
-    """Apply a linear or convolution layer; where it saves time, skip weights of closed units, which give 0."""
+    """Apply a linear or convolution layer; skip weights of closed units, whose results are 0, if this saves time."""
     operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
     entries = masks.entries.get(name) if isinstance(masks, LayerMasks) else None
     if entries is None or entries.saved * weight.numel() * (x.numel() // x.shape[axis]) < WORTH_IT:
@@ -141,7 +141,7 @@ class MaskNodes:
         self._emitted: dict[object, fx.Node] = {}
 
     def emit(self, ids: Tensor) -> fx.Node | None:
-        """Return a node with the mask of the sets ``ids``, of size 1 along constant axes; None if nothing is masked."""
+        """Return a graph node with the masks of the sets ``ids``, broadcasting to ``ids``; None if none is masked."""
         small = compact(ids)
         while small.dim() > 1 and small.shape[0] == 1:
             small = small[0]

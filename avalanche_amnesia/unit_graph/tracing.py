@@ -63,7 +63,7 @@ _known: Known[Trace] = Known(32)
 def trace_backbone(
     backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
 ) -> tuple[MaskedBackbone, UnitGraph]:
-    """Mask every layer of a backbone that has weights, test the result if ``trial``; return it and its unit graph."""
+    """Return a masked form of a backbone, with a mask per weighted layer, and its unit graph; ``trial``: test it."""
     check_backbone(backbone)
     found, findings = examine(backbone, input_shape, **options)
     if found is None:
@@ -137,7 +137,7 @@ def _called(backbone: nn.Module, name: str) -> list[str]:
 
 @dataclass
 class _Tracing:
-    """One tracing of a backbone in training and evaluation mode; arguments as in :func:`examine`."""
+    """One tracing of a backbone, in training and in evaluation mode; arguments as for :func:`examine`."""
 
     backbone: nn.Module
     inputs: Inputs
@@ -244,7 +244,7 @@ def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
 
 
 def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
-    """Return a finding that names the trainable parameters in no masked layer, or no finding if there are none."""
+    """Return a list of one finding that names the trainable parameters in no masked layer; empty if there are none."""
     cut = tuple(f"{name}." for name in left_out)
     loose = [
         name
@@ -286,7 +286,7 @@ def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **
 
 
 def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> nn.Module:
-    """Return a copy of a backbone, changed so that it can be masked, as far as its features stay equal.
+    """Return a copy of a backbone, changed for masking; changes that would alter its features are left out.
 
     Stateful parametrisations (spectral norm) are baked in, and modules that forward never reads are removed.
     A fix is kept only if features of random inputs stay equal. ``validate(fix(model))`` lists the other findings.

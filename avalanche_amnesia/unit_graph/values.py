@@ -22,8 +22,8 @@ ALWAYS = 0
 NOTHING = 1
 """The empty set: an entry that is zero under every mask (padding)."""
 
-# Sets multiply if channels and positions mix repeatedly (MLP-Mixer). Beyond these bounds an entry counts as
-# always in use, which protects more than necessary.
+# The number of sets explodes if channels and positions mix repeatedly (MLP-Mixer). Beyond these bounds an entry
+# counts as always in use, which protects more than necessary.
 _MOST_UNIONS = 2_000_000
 _MOST_PAIRS = 100_000
 _MOST_SETS = 400_000
@@ -80,7 +80,7 @@ class UnitSets:
         """Return the union of the sets ``ids`` in each group, ``(n_groups,)``; ``NOTHING`` for an empty group."""
         a, b = torch.broadcast_tensors(*map(compact, torch.broadcast_tensors(groups, ids)))
         group, number = a.reshape(-1), b.reshape(-1)
-        if bool((torch.bincount(group) > 1).any()):  # otherwise sorting, which is slow, is not needed
+        if bool((torch.bincount(group) > 1).any()):  # sorting is slow: skip it if no group has several entries
             group, number = torch.stack([group, number], 1).unique(dim=0).T
         result = torch.full((n_groups,), NOTHING)
         result[group] = number
@@ -110,14 +110,14 @@ class UnitSets:
     # Use of sets under masks ----------------------------------------------------------------------------------
 
     def table(self, numbers: Sequence[int]) -> Tensor:
-        """Return the units of some sets, one per column; ``n_units`` stands for ALWAYS, ``n_units + 1`` for NOTHING."""
+        """Return a tensor with the units of one set per column; ``n_units`` is ALWAYS, ``n_units + 1`` is NOTHING."""
         ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
         rows = [ends.get(number) or sorted(self._sets[number]) for number in numbers]
         width = max(map(len, rows))
         return torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Return the numbers and the units of all sets, grouped by size so that the tables are narrow."""
+        """Return pairs (set numbers, table of their units) of all sets, grouped by size so that tables are narrow."""
         if self._tables is None or self._tables[0][0].device != device:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):
@@ -137,7 +137,7 @@ class UnitSets:
 
 
 def compact(ids: Tensor) -> Tensor:
-    """Return ``ids`` cut to size 1 along axes where it is constant; the result broadcasts to the original."""
+    """Return ``ids`` with size 1 along axes where it is constant; the result broadcasts to the original."""
     for dim in range(ids.dim()):
         if ids.shape[dim] > 1 and (ids.stride(dim) == 0 or bool((ids == ids.narrow(dim, 0, 1)).all())):
             ids = ids.narrow(dim, 0, 1)
@@ -178,7 +178,7 @@ class Value:
         return self.ids.shape
 
     def like(self, ids: Tensor | None = None, masked: Masked | None = None) -> Value:
-        """Return a copy with other sets ``ids``, or other contents ``masked`` of masked entries."""
+        """Return a copy with other set numbers ``ids``, or another state ``masked`` of masked entries."""
         return Value(self.ids if ids is None else ids, self.masked if masked is None else masked)
 
     @property
@@ -189,7 +189,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Dependence:
-    """For each entry of a computed tensor: the entries of one parameter that it depends on.
+    """Map from each entry of a computed tensor to the entries of one parameter that it depends on.
 
     The parameter's entries fall into groups; an entry of the tensor depends on all entries of one group.
     """
@@ -216,7 +216,7 @@ class Dependence:
         return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
     def mixed(self, result: Tensor) -> Dependence:
-        """Return the dependence of a new tensor; its entry ``i`` combines all old entries where ``result`` is ``i``."""
+        """Return the dependence of a tensor whose entry ``i`` combines all entries here with ``result == i``."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
@@ -312,7 +312,7 @@ def always_in_use(like: Tensor) -> Value:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return all objects in nested containers that are no containers themselves, in order."""
+    """Return all leaves of nested containers, in order."""
     found: list[Any] = []
     map_leaves(tree, found.append)
     return found

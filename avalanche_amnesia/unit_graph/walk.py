@@ -110,7 +110,7 @@ class Walk:
         self._masked: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> Tensor | None:
-        """Apply the rules to all nodes; return the sets of the features, ``(features,)``, or None if a node fails."""
+        """Apply the rules to all nodes; return each feature's set number, ``(features,)``, or None if a node fails."""
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in places:
             self.values[node] = always_in_use(self.result(node))
@@ -225,7 +225,7 @@ class Walk:
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Treat an operation without a rule: mask its DIRTY inputs, and count its result as in use under every mask."""
+        """Handle an operation without a rule: mask its DIRTY inputs, and treat its result as affected by no mask."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})

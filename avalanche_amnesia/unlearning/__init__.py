@@ -1,4 +1,4 @@
-"""Unlearning of tasks: context, plan, claim and application of an unlearning; compensation, repair and purgers."""
+"""Unlearning of tasks: its context, plan, claim and application; compensation, repair and purgers of plugins."""
 
 import lazy_loader
 

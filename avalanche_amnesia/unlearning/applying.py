@@ -201,7 +201,7 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
 
 
 def _hold_own(context: UnlearningContext, change: Transaction) -> None:
-    """Copy heads and norms of tasks without a mask into the values stored before the task in training."""
+    """Copy heads and norm layers of tasks without a mask into the snapshot from before the current task."""
     # The task in training restores these values at its end: without the copy, compensations and repairs would be lost.
     model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):

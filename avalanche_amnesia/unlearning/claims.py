@@ -49,7 +49,7 @@ class TamperedError(RequestError):
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Settings and plugins of one training, which must be equal in a retrained model.
+    """Settings, plugins and attributes of one training, which must be equal in a retrained model.
 
     Attributes:
         settings: settings of the strategy, its optimizer and plugins.
@@ -74,7 +74,7 @@ class Circumstances:
 class Claims:
     """Log of each training's settings and visible tasks, used to derive the claim of an unlearning.
 
-    ``company`` unites :data:`TRAINED_HERE` of all processes that trained the tasks: data that user code may remember.
+    ``company``: data that user code may remember, the union of :data:`TRAINED_HERE` in all processes that trained.
     """
 
     influences: frozenset[int] = frozenset()
@@ -86,7 +86,7 @@ class Claims:
     company: frozenset[str] = frozenset()
 
     def state(self) -> dict[str, Any]:
-        """Return all that is known about trainings and unlearnings so far, as a dict to save."""
+        """Return the log as a dict to save."""
         trainings = {task: Apart(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
@@ -101,11 +101,11 @@ class Claims:
     # A training -----------------------------------------------------------------------------------------------
 
     def look_before_training(self, model: nn.Module) -> None:
-        """Store the names of tensors changed since the last training. Called before any plugin prepares a training."""
+        """Store the names of tensors changed since the last training. Called before plugins prepare the next one."""
         self.changed = self.tampered(model_hashes(model))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
-        """Record which remaining tasks can influence a training that starts; return the log of their trainings."""
+        """Record which remaining tasks can influence a starting training; return the log of their own trainings."""
         self.influences = _seen_by_training(strategy, ledger)
         TRAINED_HERE.add(data_known(strategy.experience))
         self.company |= TRAINED_HERE
@@ -119,21 +119,21 @@ class Claims:
         kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
         attributes, rests_on = assumptions.attributes_of(strategy), assumptions.open_parts(strategy, options)
         new = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
-        if earlier is not None:  # the training adds to the task, and a fault of a part is one of the task
+        if earlier is not None:  # another part of the task: a fault of any part is a fault of the task
             faults = (*earlier.faults, *faults, *self._unlike({task: new}, strategy))
             new = replace(earlier, faults=faults, rests_on=tuple(dict.fromkeys((*earlier.rests_on, *rests_on))))
         self._trainings = {**self._trainings, task: new}
         self._first = self._trainings[task] if self._first is None else self._first
 
     def loaded(self, strategy: Strategy) -> None:
-        """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
+        """After a load into a user's plugin: add all data trained earlier to the data that this process may know."""
         assumptions.loaded(strategy)
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)
 
     def abandon(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
-        """Restore the log ``before`` of an aborted training (None: not begun); ``first``: no training was finished."""
+        """Restore the log ``before`` an aborted training (None: not begun); ``first``: no training was finished yet."""
         self.influences = frozenset()
         self._trainings = self._trainings if before is None else before
         self._first = None if first else self._first
@@ -149,7 +149,7 @@ class Claims:
             rests_on = tuple(dict.fromkeys((*training.rests_on, *assumptions.open_parts(strategy, {}))))
             self._trainings[task] = replace(training, faults=(*training.faults, *faults), rests_on=rests_on)
         if self.influences & {*self.tainted, *forgotten}:
-            self.tainted |= {task}  # it learned from tasks that differ from those of the reference
+            self.tainted |= {task}  # it learned from tasks that differ from those of a reference, or are missing there
         self.influences = frozenset()
         self._hashes = model_hashes(strategy.model)
 
@@ -163,7 +163,7 @@ class Claims:
         return self._trainings[task]
 
     def check_processes(self) -> None:
-        """Raise RequestError unless as many processes train together now as in the first training."""
+        """Raise RequestError if the number of processes differs from that of the first training."""
         there = 1 if self._first is None else self._first.settings.get("processes", 1)
         if there != n_processes():
             raise RequestError(
@@ -172,7 +172,7 @@ class Claims:
             )
 
     def train_options(self) -> dict[str, Any]:
-        """Return the arguments of ``train`` that the first training depended on; RequestError if one was not stored."""
+        """Return the arguments of ``train`` that affected the first training; RequestError if one was not stored."""
         options = {} if self._first is None else _learning_options(self._first)
         if lost := [name for name, value in options.items() if isinstance(value, tuple)]:
             raise RequestError(
@@ -237,7 +237,7 @@ class Claims:
         involved = self._involved(context)
         named = (part for each in involved.values() for part in each.rests_on)
         others = {task: held for task, held in self._trainings.items() if task not in involved}
-        # Code that changes settings from task to task may change others if a task is missing.
+        # Code that changes settings between tasks may act differently if a task is missing.
         changes = (f"the code around train: {change}" for change in self._unlike(others, context.strategy))
         parts = tuple(dict.fromkeys((*named, *changes)))
         claim: Claim = "approximate" if reasons else "conditional" if parts else "exact"
@@ -256,7 +256,7 @@ class Claims:
         return self.decided(trained_again, tuple(dict.fromkeys(found)))
 
     def assume(self, task: int, part: str, change: Transaction) -> None:
-        """Add a part on which claims rest until the task is trained again, or unlearned."""
+        """Add ``part`` to the assumptions of the task's claims, until the task is trained again or unlearned."""
         held = self._trainings[task]
         change.set(self, _trainings={**self._trainings, task: replace(held, rests_on=(*held.rests_on, part))})
 
@@ -267,7 +267,7 @@ class Claims:
         return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
-        """Return the reasons why a training with this strategy is no function of (seed, task) and its visible tasks."""
+        """Return the reasons why a training now depends on more than the seed, the task and its visible tasks."""
         # Class attributes of plugins: ``seeds_tasks`` (seeds every task), ``commits_to_mask`` (restores all entries
         # outside the task's mask).
         found = []

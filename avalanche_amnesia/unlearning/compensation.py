@@ -63,7 +63,7 @@ def repairs(thing: Any) -> bool:
 
 @dataclass(frozen=True)
 class FittedHead:
-    """Head and running statistics of a task, fitted to the model with or without the updates of some other tasks."""
+    """Head and running statistics of a task, fitted to the model with or without the updates of other tasks."""
 
     weight: Tensor
     bias: Tensor | None = None

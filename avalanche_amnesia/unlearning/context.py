@@ -89,7 +89,7 @@ class UnlearningContext:
 
 
 def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
-    """Return the names of the parameters that belong only to the tasks in ``tasks`` (heads, normalisation)."""
+    """Return the names of all parameters that belong to one of ``tasks`` alone (heads, normalisation layers)."""
     stores = ((MultiHeadModel, "heads"), (MultiHeadClassifier, "classifiers"))
     return frozenset(
         f"{path}.{store}.{task}.{name}".removeprefix(".")

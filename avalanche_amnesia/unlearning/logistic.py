@@ -94,7 +94,7 @@ def fit_head(
 
 
 def _lower_products(rows: Tensor) -> Tensor:
-    """Return ``rowsᵀ rows`` with zeros above the diagonal blocks: a Cholesky factorisation reads the lower triangle."""
+    """Return ``rowsᵀ rows``, zero above its diagonal blocks, because Cholesky reads only the lower triangle."""
     turned = rows.T.contiguous()
     products = rows.new_zeros(len(turned), len(turned))
     for start in range(0, len(turned), BLOCK):
@@ -103,7 +103,7 @@ def _lower_products(rows: Tensor) -> Tensor:
 
 
 def largest(errors: Tensor, above: float, least: int) -> Tensor:
-    """Return the positions of all errors of at least ``above``, and in any case of the ``least`` largest errors."""
+    """Return the positions of all errors of at least ``above``, but at least those of the ``least`` largest errors."""
     if least >= len(errors):
         return torch.arange(len(errors), device=errors.device)
     # NaN counts as large.
@@ -129,7 +129,7 @@ class _Problem:
 
 
 class _Loss:
-    """Loss and gradient of a head on some of ``counted`` samples; the rest contribute a constant gradient."""
+    """Loss and gradient of a head on some of ``counted`` samples; the gradient of the rest is a constant."""
 
     def __init__(self, problem: _Problem, rows: Tensor, labels: Tensor, counted: int | None = None) -> None:
         self._problem, self._rows = problem, rows
@@ -151,7 +151,7 @@ class _Loss:
         return (total.log().sum() - of_true) / self._counted, odds.div_(total).sub_(self.true)
 
     def slope(self, errors: Tensor) -> Tensor:
-        """Return the gradient of the mean cross-entropy by a head's weights, from the result of :meth:`errors`."""
+        """Return the gradient of the mean cross-entropy with respect to a head, from the result of :meth:`errors`."""
         of_bias = errors.sum(1, keepdim=True) / self._counted
         of_weight = torch.addmm(-of_bias * self._problem.mean, errors, self._rows, alpha=1 / self._counted) @ self._back
         return torch.cat([of_weight, of_bias], 1) if self._problem.has_bias else of_weight

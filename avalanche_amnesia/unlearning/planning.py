@@ -81,7 +81,7 @@ NOTHING_SHARED: Mapping[str, Any] = {"entries": {}, "affected": (), "compensated
 
 
 def own_modules_only(context: UnlearningContext) -> None:
-    """Change the plan to remove only the tasks' heads and norms, and no shared entry (a control condition)."""
+    """Change the plan to remove only the tasks' heads and norm layers, no shared entry (a control condition)."""
     gone = set(context.tasks)
     logs = {task: log for task, log in context.trajectory.logs.items() if task not in gone}
     # The removal is empty: the weights stay, and so do the old states that plugins store (anchors).
@@ -91,14 +91,14 @@ def own_modules_only(context: UnlearningContext) -> None:
 
 
 def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return name → parameter for the trainable parameters, and for the names in ``further`` (of finished tasks)."""
+    """Return name → parameter for all trainable parameters, and for those in ``further``, of finished tasks."""
     learning = dict(model.named_parameters())
     with whole(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 
 def _readers(context: UnlearningContext) -> Readers:
-    """Return task → name → bool tensor of its entries, for remaining tasks that use an unlearned task's entries."""
+    """Return task → parameter → bool tensor of the task's entries, for tasks that use unlearned tasks' entries."""
     # Only in WSN an unlearning does not change entries that remaining tasks read; otherwise the result is empty.
     model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
@@ -125,7 +125,7 @@ def _affected(context: UnlearningContext) -> tuple[int, ...]:
     if not isinstance(model, TaskMaskedModel):
         return remaining  # without masks every task uses every entry
     users = _users(context, model, {name: moved.where for name, moved in removal.moved.items()})
-    own = [name for name in removal.moved if not name.startswith("backbone.")]  # changed by a repair that is removed
+    own = [name for name in removal.moved if not name.startswith("backbone.")]  # entries of removed repairs
     return tuple(
         task for task in remaining if task in users or (own and not own_parameters(model, task).isdisjoint(own))
     )

@@ -117,7 +117,7 @@ _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "t
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
-    """Return ``evaluator``, or its result if it is a factory; None: a silent one; raise an error for anything else."""
+    """Return ``evaluator``, a factory's result, or for None one that logs nothing; raise an error for other values."""
     if evaluator is None:
         return EvaluationPlugin(loggers=[] if rank() else [BaseLogger()])  # Avalanche refuses them in other processes
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()

@@ -158,7 +158,7 @@ def dispatch_to(strategy: Strategy, plugins: Sequence[object]) -> None:
 
 
 class ListenerDispatch:
-    """Mixin (a base class in front of Avalanche's template) that looks up event handlers once per experience."""
+    """Mixin for Avalanche's strategy template: looks up event handlers once per experience, not at every event."""
 
     _listeners: dict[str, list[Any]]
 

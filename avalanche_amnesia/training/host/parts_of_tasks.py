@@ -38,7 +38,7 @@ _AT_A_TIME = 256  # samples in memory while copies are searched
 
 @dataclass
 class ForgottenSamples:
-    """Salted hashes of the positions of samples that remaining tasks were retrained without.
+    """Salted hashes of the positions of unlearned samples, in tasks that remain.
 
     Attributes:
         salt: drawn at the first request; no record contains it.
@@ -69,9 +69,9 @@ class ForgottenSamples:
 class LeftOut:
     """Checked request for samples or classes of a task; ``labels``: position → label of the task's remaining samples.
 
-    Attributes: ``hashes`` of the requested samples; ``closed``, labels without remaining samples; ``forgotten``, hashes
-    of all samples unlearned by then; ``gone``, ``before`` and ``held``, positions of the requested samples, of those
-    forgotten before, and of all but the latter.
+    Attributes: ``hashes`` of the requested samples; ``closed``: labels without remaining samples; ``forgotten``: hashes
+    of all unlearned samples, these included; ``gone``, ``before`` and ``held``: positions of the requested samples, of
+    samples unlearned earlier, and of all samples not unlearned earlier.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LeftOut:
 
 
 def warn_of_copies(copies: Sequence[int], task: int, event: str) -> None:
-    """Warn, unless ``copies`` is empty, that the remaining samples at these positions equal requested samples."""
+    """Warn that the remaining samples at the positions ``copies``, if any, are equal to requested samples."""
     if copies:
         warnings.warn(
             f"{event}: copies of the requested samples remain in task {task}, at {copies[:10]}: request them as well",
@@ -126,11 +126,11 @@ class StreamInUse:
         return twin
 
     def note(self, experience: Any) -> None:
-        """Store a weak reference to an experience, which leads to its stream."""
+        """Store a weak reference to an experience, through which its stream is found."""
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """Return a task's experience, parts joined, from ``given`` or the last stream; RequestError if none fits."""
+        """Return a task's experience from ``given`` or the last stream, its parts joined; RequestError if none fits."""
         last = self._held()
         found = getattr(last, "origin_stream", None) or [last]
         if given is not None:
@@ -151,14 +151,14 @@ class StreamInUse:
 
 
 class Reproduced(Exception):
-    """Exception that undoes a retraining with all samples; has the hashes, and which weights it used (``place``)."""
+    """Exception that undoes a trial retraining with all samples; has its hashes and the weights used (``place``)."""
 
     def __init__(self, hashes: Mapping[str, str], place: str) -> None:
         super().__init__()
         self.hashes, self.place = hashes, place
 
     def check(self, task: int, before: Mapping[str, str], place: str, event: str) -> None:
-        """Raise RequestError if the retraining, on the same weights (``place``), gave other hashes than ``before``."""
+        """Raise RequestError if the trial used the same weights (``place``) and its hashes differ from ``before``."""
         other = [name for name in {**before, **self.hashes} if before.get(name) != self.hashes.get(name)]
         if other and self.place == place:
             raise RequestError(
@@ -258,7 +258,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
             try:
                 x, y = task_data(experience, torch.tensor(left.held)[places], training=True)
                 rows = model.rows(model.features(x.to(strategy.device)), y.to(strategy.device))
-            except Exception as error:  # of the user's data, or of a network that can't run on them
+            except Exception as error:  # raised by the user's data, or by a network that can't run on them
                 raise refusal(f"the samples can't be read ({type(error).__name__}: {error})") from error
             if generators() != before:
                 raise refusal(f"the data of task {task} draw random numbers")
@@ -277,7 +277,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         for some in copies.nonzero()[:, 0].split(_AT_A_TIME) if bool(copies.any()) else ():
             if not torch.equal(model.hashes(read(some)), hashes[some]):
                 raise refusal(f"a loader or plugin repeated samples of task {task}")
-        for some in reversed(places.split(_AT_A_TIME)):  # the last ones first, so that the places of others stay
+        for some in reversed(places.split(_AT_A_TIME)):  # last ones first, so that earlier indices stay valid
             if not model.subtract(task, some, read(some)):
                 raise refusal(f"samples {[left.held[at] for at in some[:10]]} of task {task} have other features")
         warn_of_copies([left.held[at] for at in copies.nonzero()[:, 0]], task, event)

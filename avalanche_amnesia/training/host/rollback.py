@@ -23,12 +23,12 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 class Snapshot:
-    """Copy of a strategy's state, as far as a task's end, a load or a retraining may change it; restored in place.
+    """Copy of all parts of a strategy's state that a task's end, a load or a retraining may change; restored in place.
 
     It consists of the attributes and containers of known objects (:mod:`~avalanche_amnesia.saving.known_objects`), the
-    modules of the networks, and values of tensors. A ``complete`` one has all of them, clock and metrics too, and the
-    states of the user's plugins that have ``state()`` and ``load_state()``. Another one has only values that the end of
-    a task changes, without parameters. Objects of the user are neither stored nor changed.
+    modules of the networks, and values of tensors. A ``complete`` snapshot has all of them, clock and metrics included,
+    and the states of user plugins that have ``state()`` and ``load_state()``. An incomplete one has only values that
+    the end of a task changes, and no parameters. Objects of the user are neither stored nor changed.
     """
 
     def __init__(self, strategy: Strategy, *, complete: bool) -> None:
@@ -46,7 +46,7 @@ class Snapshot:
             for plugin in plugins:
                 if hasattr(type(plugin), "memory_of"):
                     self._attributes |= plugin.memory_of(strategy)
-            # In the dictionaries of modules tasks' modules and tensors come and go.
+            # Modules and tensors of tasks are added to and removed from the dictionaries of these modules.
             modules, tensors = [strategy.model, *strategy.model.children()], list(strategy.model.buffers())
             roots = [*self._attributes.values(), *(plugin for plugin in plugins if not isinstance(plugin, OF_THE_HOST))]
         optimizer = strategy.optimizer

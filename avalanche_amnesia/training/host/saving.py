@@ -78,11 +78,11 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
 
     Raises:
         RequestError: in the middle of a task.
-        SigningError: if the key is none, or ``cryptography`` is not installed (extra ``sign``).
+        SigningError: if ``key`` is no key, or ``cryptography`` is not installed (extra ``sign``).
         StateError: if there is no state, it is damaged, of another format, or of another strategy; with a key, if it is
-            not signed, was changed since, or was signed with another key. Nothing was changed where files are damaged
-            or changed, or settings differ. Where the loading of a part failed, and where loading was interrupted, the
-            strategy refuses to train, evaluate, unlearn or be saved until a state is loaded.
+            not signed, was changed since, or was signed with another key. The strategy does not change if files are
+            damaged or settings differ. If loading a part failed or was interrupted, the strategy refuses to train,
+            evaluate, unlearn or be saved until a state is loaded.
     """
     place, check = checks.path("path", path), None if key is None else signed_by(key)
     give_state(strategy, partial(read_state, place, check=check), place)

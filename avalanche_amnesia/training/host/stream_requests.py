@@ -13,7 +13,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class StreamRequests:
-    """State of the unlearning requests in streams: requests already obeyed, and requests that wait after a task."""
+    """State of a stream's unlearning requests: those already carried out, and those that wait after a finished task."""
 
     def __init__(self) -> None:
         self.known: set[int] = set()  # tasks of the streams
@@ -21,7 +21,7 @@ class StreamRequests:
         self.waiting: list[tuple[int, Any]] = []  # requests after a finished task, in order, each with that task
 
     def state(self) -> dict[str, Any]:
-        """Return the known tasks and the obeyed and waiting requests for a saved state."""
+        """Return the known tasks, and the completed and waiting requests, as a state to save."""
         fired, overdue = sorted(self._fired, key=repr), self.waiting
         written = [[(task, dict(vars(request))) for task, request in of] for of in (fired, overdue)]
         return {"known": self.known, "fired": written[0], "overdue": written[1]}
@@ -46,7 +46,7 @@ class StreamRequests:
         rehearse(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
-        """Return a task's requests for ``when``, as of :func:`due`, except those obeyed in an interrupted training."""
+        """Return :func:`due` without the requests that an interrupted training of the task has carried out already."""
         task, gone = single_task(experience), set(unlearned)
         return [
             request
@@ -55,22 +55,22 @@ class StreamRequests:
         ]
 
     def fires(self, task: int, request: Any) -> None:
-        """Store that a request is about to be obeyed; it counts as obeyed once its tasks are unlearned."""
+        """Note that a request is about to be carried out; it counts as completed once its tasks are unlearned."""
         self._fired.add((task, request))
 
     def trained(self, task: int, then: Sequence[Any]) -> None:
-        """Drop a finished task's obeyed requests, and store its requests ``then``, which are due after its training."""
+        """After a task's training: drop its completed requests, and store its requests ``then``, which are due now."""
         self._fired = {(of, request) for of, request in self._fired if of != task}
         self.waiting = [*self.waiting, *((task, request) for request in then)]
 
     def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
-        """Return the unanswered requests that were due after finished tasks, in order, each with its task."""
+        """Return (task, request) for each request that is due after a finished task and not yet answered, in order."""
         gone = set(unlearned)
         self.waiting = [(task, request) for task, request in self.waiting if not gone.issuperset(request.tasks)]
         return self.waiting
 
     def answered(self, request: Any) -> None:
-        """Drop a waiting request after it was obeyed or refused."""
+        """Drop a waiting request after it was carried out or refused."""
         self.waiting = [(task, other) for task, other in self.waiting if other is not request]
 
 
@@ -80,7 +80,7 @@ def due(experience: Any, when: str) -> list[Any]:
 
 
 def check_iterations(strategy: Strategy) -> None:
-    """Raise RequestError if a request of the current or a later experience names an iteration that never comes."""
+    """Raise RequestError if a request in the current or a later experience names an iteration that is never reached."""
     experience = strategy.experience
     size = checks.whole_number("train_mb_size", strategy.train_mb_size)
     epochs = checks.whole_number("train_epochs", strategy.train_epochs)
@@ -93,7 +93,7 @@ def check_iterations(strategy: Strategy) -> None:
 
 
 def check_iteration(request: Any, task: int | None, iterations: int) -> None:
-    """Raise RequestError unless a request's iteration is below ``iterations``, the number of the task's iterations."""
+    """Raise RequestError if a request's iteration is not below ``iterations``, the task's number of iterations."""
     if request.iteration >= iterations:
         raise RequestError(
             f"iteration {request.iteration} of task {task} never comes: choose 0 to {iterations - 1}, or when='after'"

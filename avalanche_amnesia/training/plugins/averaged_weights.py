@@ -1,4 +1,4 @@
-"""Plugin that ends a task's training with the mean of its last weights."""
+"""Plugin that averages the weights over the last steps of a task's training."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class AveragedWeights(Plugin):
         self._drop()
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: count the steps before the mean, and find norms with running statistics."""
+        """Before a task's first step: compute when averaging starts, and find layers with running statistics."""
         self._drop()
         try:
             n_steps = strategy.train_epochs * len(strategy.dataloader)
@@ -65,13 +65,13 @@ class AveragedWeights(Plugin):
             self._statistics = TaskStatistics(strategy.model, single_task(strategy.experience), STATISTICS_BATCHES)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the backward pass: keep the mini-batch, if statistics will be computed again."""
+        """Before the backward pass: store the mini-batch, if running statistics will be recomputed from it."""
         if self._statistics is not None and self._statistics.norms:
             self._statistics.see(strategy)
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a step: add the weights to the mean, if it is one of the last steps."""
+        """After a step: add the weights to the mean, if the step is one of the last ones."""
         self._steps += 1
         if self._steps <= self._skipped:
             return
@@ -85,7 +85,7 @@ class AveragedWeights(Plugin):
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the last epoch: set the weights to their mean, and compute BatchNorm's statistics again."""
+        """After the last epoch: set the weights to their mean, and recompute BatchNorm's running statistics."""
         if strategy.clock.train_exp_epochs + 1 < strategy.train_epochs or not self._mean:
             return
         for parameter, mean in zip(self._learning, self._mean, strict=True):
@@ -99,7 +99,7 @@ class AveragedWeights(Plugin):
 
 @register_purger(AveragedWeights)
 def _begin_again(plugin: AveragedWeights, context: UnlearningContext, change: Transaction) -> str:
-    """Restart the mean of the task in training, as it may hold weights from before the unlearning."""
+    """Restart the current task's mean of weights, because it may include weights from before the unlearning."""
     if getattr(context.model, "isolates", False):
         return "AveragedWeights: its mean is of weights that no unlearned task has"
     change.set(plugin, _averaged=0, _learning=[], _mean=[])

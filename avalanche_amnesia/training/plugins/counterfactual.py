@@ -1,4 +1,4 @@
-"""Heads fitted in advance for sets of earlier tasks that may be unlearned (``compensation="counterfactual"``)."""
+"""Replacement heads, fitted in advance for the model without some tasks (``compensation="counterfactual"``)."""
 
 import random
 import warnings
@@ -42,7 +42,7 @@ MOST_APART = 3
 
 
 class _WithoutTasks:
-    """Helper that removes updates of tasks from a model's backbone for the length of a ``with`` block."""
+    """Helper that removes the updates of chosen tasks from a model's backbone within a ``with`` block."""
 
     def __init__(self, model: TaskMaskedModel, trajectory: Trajectory, tasks: Collection[int]) -> None:
         self._trajectory = trajectory
@@ -52,7 +52,7 @@ class _WithoutTasks:
 
     @contextmanager
     def taken_out(self, gone: Collection[int]) -> Iterator[None]:
-        """Remove updates of the tasks in ``gone`` from the backbone for a block; restore it bit for bit afterwards."""
+        """Remove the updates of the tasks in ``gone`` from the backbone within the block; then restore every bit."""
         moved = [(self._parameters[name], of) for name, of in self._removal(gone).items()]
         try:
             for parameter, of in moved:
@@ -73,7 +73,7 @@ class _WithoutTasks:
 def _apart(
     logs: Mapping[int, Log], tasks: Collection[int], current: Mapping[str, Tensor]
 ) -> dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] | None:
-    """Return tensor name → task → (index, values now, values without it); None if two tasks wrote the same entry."""
+    """Return tensor → task → (index, current values, values without the task); None if two tasks changed an entry."""
     apart: dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
     for name, value in current.items():
         apart[name], written = {}, torch.zeros(value.shape, dtype=torch.bool)
@@ -90,28 +90,28 @@ def _apart(
 
 
 class CounterfactualPlugin(Plugin):
-    """Plugin that fits further heads when a task ends, each for a set of earlier tasks that may be unlearned later.
+    """Plugin that fits replacement heads when a task ends, one per set of earlier tasks that may be unlearned later.
 
     While the task's data is available, the updates of an earlier task are removed from the backbone for a forward pass,
     the head is fitted to the remaining features, and the backbone is restored bit for bit. An unlearning then only
-    swaps heads: no data is stored, and a training step costs nothing. Only tasks whose updates the task's mask reads
-    count. Heads for sets that can't be unlearned any more (a task became permanent) are dropped, and so are heads
-    fitted while a since unlearned task was in the model.
+    swaps heads: no data is stored, and training steps take no longer. Only earlier tasks whose updates overlap
+    the task's mask are considered. A head is dropped if its set can't be unlearned any more (a task became permanent),
+    or if the head was fitted to a model with a task that a request has unlearned since.
 
-    With up to three such tasks, every set of them has a head of its own. With more, all sets of several tasks share one
-    head: it is fitted to parts of the samples, each through the backbone without one of the sets. So a task has one
-    head more than there are tasks to unlearn, and the shared head has seen features of some unlearned tasks.
+    With up to three such tasks, each set of them gets its own head. With more, each single task gets a head, and all
+    larger sets share one: each part of the samples is passed through the backbone without one of these sets. So the
+    shared head is fitted to features that some unlearned tasks influenced.
 
-    All heads are for a backbone without repairs, because the next request removes a repair (:class:`RepairPlugin`). A
-    task that reads repaired entries has a head for the empty set too. A head that can't be fitted, because the
-    remaining features overflow, is left out with a warning.
+    All heads are fitted without repairs (:class:`RepairPlugin`), because the next request removes them. A task that
+    uses repaired entries gets a head for the empty set too. If a head can't be fitted, because the remaining features
+    overflow, a warning is emitted and the head is left out.
 
     Needs :class:`TrajectoryPlugin`, :class:`UnlearningPlugin` and a masked model.
 
     Args:
         samples: largest number of the task's training samples to use, at least 1; fewer are used if they need more
             than 2 GiB of memory.
-        seed: their choice derives from it and the task.
+        seed: the choice of the samples derives from it and the task.
 
     Attributes:
         heads: task → set of unlearned earlier tasks, or ``SEVERAL``, → :class:`FittedHead`.
@@ -156,7 +156,7 @@ class CounterfactualPlugin(Plugin):
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Fit the counterfactual heads of a task that has just been trained."""
+        """Fit the replacement heads of a task that has just been trained."""
         possible = frozenset(unlearnable)
         self.sources = {task: sources & possible for task, sources in self.sources.items()}
         self.heads = {
@@ -251,8 +251,8 @@ class CounterfactualPlugin(Plugin):
                     change.write(tensor, value)
                 swapped.append(task)
                 with_norms |= bool(head.statistics)
-            # A head fitted while an unlearned task was in the model would bring some of it back. Heads for larger
-            # sets stay, renamed to the tasks of the set that remain.
+            # A head fitted while an unlearned task was in the model would restore traces of it. Heads for larger sets
+            # stay, under the tasks of their set that remain.
             kept[task] = {removed - here: head for removed, head in heads.items() if here < removed}
             if SEVERAL in heads and self.sources[task] - here:
                 kept[task][SEVERAL] = heads[SEVERAL]
@@ -265,7 +265,7 @@ class CounterfactualPlugin(Plugin):
 
 
 def _sets(sources: Collection[int]) -> list[frozenset[int]]:
-    """Return the sets of tasks that get a head: all; of more than ``MOST_APART`` tasks, each alone and ``SEVERAL``."""
+    """Return all non-empty subsets of ``sources``; above ``MOST_APART`` tasks only single tasks, and ``SEVERAL``."""
     few = len(sources) <= MOST_APART
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]
@@ -273,7 +273,7 @@ def _sets(sources: Collection[int]) -> list[frozenset[int]]:
 
 
 def _some_sets(sources: Collection[int], seed: int) -> list[frozenset[int]]:
-    """Draw twice as many different sets of two or more tasks as there are tasks, each size equally likely."""
+    """Draw ``2 * len(sources)`` different subsets of two or more tasks; each draw chooses the size uniformly."""
     draw, found = random.Random(seed), dict[frozenset[int], None]()
     while len(found) < 2 * len(sources):
         found[frozenset(draw.sample(sorted(sources), draw.randint(2, len(sources))))] = None

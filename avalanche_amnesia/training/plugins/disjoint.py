@@ -1,4 +1,4 @@
-"""Weight pools as an Avalanche plugin: a task trains its share of the weights, and all other weights stay fixed."""
+"""Plugin that trains each task on its own share of the weights, and keeps all other weights fixed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,9 +27,9 @@ class DisjointPlugin(TaskEndPlugin):
     """Plugin that assigns a task its share of the weights, keeps all other weights fixed, and stores only the share.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.DisjointModel`. While a task
-    trains, its network contains only weights that it reads, so that the forward is the plain one. All further gradients
-    become 0 after the backward pass, before plugins clip. If the optimizer may still move such an entry (by weight
-    decay, or in steps that mix entries), it is restored after the step.
+    trains, its network contains only weights that it reads, so that no forward pass needs a mask. Gradients outside the
+    share become 0 after the backward pass, before plugins clip. If the optimizer may still change such an entry (by
+    weight decay, or in steps that mix entries), the entry is restored after the step.
 
     Args:
         isolation: how many shares exist, and which task gets which; by default one for each task of the stream.
@@ -56,7 +56,7 @@ class DisjointPlugin(TaskEndPlugin):
 
     @property
     def place(self) -> str:
-        """Return text that identifies the weights of the task in training, its share; empty between tasks."""
+        """Return a text that identifies the current task's share of the weights; empty between tasks."""
         return "" if self._share is None else repr(self._share)
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -73,7 +73,7 @@ class DisjointPlugin(TaskEndPlugin):
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Choose the task's share, after earlier requests have freed shares and an interrupted task is undone."""
+        """Choose the task's share, after due requests have freed shares and an interrupted task was undone."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self._share = self.isolation.share(strategy, model, task, self.seed)  # raises if no share is free
 
@@ -91,7 +91,7 @@ class DisjointPlugin(TaskEndPlugin):
         )
 
     def moving_entries(self) -> dict[int, Tensor]:
-        """Return parameter id → mask of the entries that the task trains: processes send only their gradients."""
+        """Return parameter id → mask of entries that the task trains; data-parallel steps send only their gradients."""
         fixed = self._fixed
         return {} if fixed is None else {id(p): own for p, own in zip(fixed.parameters, fixed.own, strict=True)}
 
@@ -108,7 +108,7 @@ class DisjointPlugin(TaskEndPlugin):
             self._fixed.restore(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Drop the state of the task whose training is undone."""
+        """Drop the training state of the current task, because its training is undone."""
         self._share = self._fixed = None
 
     _end_task = undo_training
@@ -131,7 +131,7 @@ class DisjointPlugin(TaskEndPlugin):
 
 
 class _FixedEntries:
-    """Keeps all entries outside the task's share fixed during its training."""
+    """Entries outside the task's share, and the methods that keep them fixed during its training."""
 
     # ``owned``: entries of the task's partition, by parameter. ``backbone``: parameters that the task has copies of, if
     # the optimizer also moves parameters without a gradient.
@@ -140,7 +140,7 @@ class _FixedEntries:
     ) -> None:
         self.parameters = list(owned)
         self._backbone = [(parameter, parameter.detach().clone()) for parameter in backbone]
-        # As numbers: a product with them takes a thirtieth of the time of a masked fill.
+        # As numbers: multiplying by them takes a thirtieth of the time of a masked fill.
         self.own = [mine.to(parameter.dtype) for parameter, mine in owned.items()]
         self._read = [torch.where(mine, 0, parameter.detach()) for parameter, mine in owned.items()] if reads else []
 
@@ -155,7 +155,7 @@ class _FixedEntries:
         for parameter, value in self._backbone:
             parameter.copy_(value)
         traits = traits_of(strategy.optimizer)
-        # If every entry moves by its own gradients, a 0 without a gradient rests under any decay.
+        # If each entry is changed by its own gradient only, an entry of 0 without a gradient stays 0 under any decay.
         if traits.entrywise and traits.skips_frozen and (traits.zero_rests or not self._read):
             return
         parameters = [parameter.data for parameter in self.parameters]

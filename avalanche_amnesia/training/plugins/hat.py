@@ -35,7 +35,7 @@ _FALLEN = 0.9
 
 
 class EpochLosses:
-    """Compares an epoch's mean loss with the loss of the task's first mini-batch, from before anything was learned."""
+    """Sums of losses, to compare an epoch's mean loss with the loss of the task's first mini-batch."""
 
     # Sums stay on the device: they are read once an epoch.
     def __init__(self) -> None:
@@ -44,14 +44,14 @@ class EpochLosses:
         self._batches = 0
 
     def add(self, loss: Tensor) -> None:
-        """Add a mini-batch's loss, ``()``."""
+        """Add a mini-batch's loss, ``()``, to the current epoch; store the first one of the task."""
         if self._first is None:
             self._first = loss.clone()
         self._sum = self._sum + loss
         self._batches += 1
 
     def end_epoch(self) -> bool:
-        """Begin a new epoch; return True if the last epoch's mean loss is above 0.9 of the first mini-batch's loss."""
+        """Begin a new epoch; return True if the last epoch's mean loss exceeds 0.9 times the first batch's loss."""
         if self._first is None or not self._batches:
             return False
         mean, first = float(self._sum) / self._batches, float(self._first)
@@ -131,7 +131,7 @@ class HATPlugin(TaskMaskPlugin):
             raise ValueError(f"locked={list(self.rule.locked)}: the stream has no tasks {unknown}, but {sorted(known)}")
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: start its mask embedding; compute all values constant within the task."""
+        """Before a task's first step: create its mask embedding, embedding optimizer, regulariser and adjuster."""
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         stream = getattr(strategy.experience, "origin_stream", None)
@@ -156,7 +156,7 @@ class HATPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Make regulariser and adjuster from other tasks' masks; called again if one of those tasks is unlearned."""
+        """Create regulariser and adjuster from other tasks' masks; called again if one of those tasks is unlearned."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation
@@ -169,7 +169,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an epoch: choose, per layer, the units that the regulariser can't close in this epoch."""
+        """Before an epoch: choose the units of each layer that the regulariser may not close in this epoch."""
         now: HATTask = self.in_training
         if self.masks.budget is not None:
             share = HALF if self.masks.warm_up is None else self.masks.warm_up
@@ -180,7 +180,7 @@ class HATPlugin(TaskMaskPlugin):
         now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
         fewest = self.masks.min_units
-        # Else the regulariser closes the layers of a hard task for ever, before the loss has fallen.
+        # Otherwise the regulariser closes the layers of a hard task for good, before the loss has fallen.
         half = now.losses.end_epoch() and now.regulariser.weight > 0
         strongest = strongest_units(
             self.model_of(strategy).sizes,
@@ -193,20 +193,20 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
-        """Choose the mask: the strongest unused units within the budget, and the strongest units of earlier tasks."""
+        """Fix the mask: the strongest unused units within the budget, and the strongest units of earlier tasks."""
         now: HATTask = self.in_training
         use = self.task_use(model)
         embedding = now.embedding.detach()
         new, reused = self.masks.shares(now.to_come)
         is_open = units_within(model.sizes, embedding, use.in_use, new, reused, min_units=self.masks.min_units)
-        # Far enough from 0 for a gate of 0 or 1.
+        # Far enough from 0 that the gate is 0 or 1.
         size = embedding.abs() + 40 / self.masks.s_max
         now.embedding.copy_(torch.where(is_open, size, -size))
         now.fixed = True
 
     @torch.no_grad()
     def keep_mask(self, strategy: Strategy) -> None:
-        """Store the binary mask, restore entries outside it to their bits before the task, fit norms and head."""
+        """Store the binary mask, restore all entries outside it, recompute running statistics, and fit the head."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         if now.warm_up is not None and not now.fixed:  # the training ended early, or the warm-up fills the task
@@ -223,7 +223,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the forward pass: open the gate at the mini-batch's scale; prepare again if a task was unlearned."""
+        """Before the forward pass: compute the gate at this step's scale; call :meth:`_prepare` after an unlearning."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         if model.generation != now.generation:
@@ -239,14 +239,14 @@ class HATPlugin(TaskMaskPlugin):
         now.gate = model.gate.open(now.scale, learns=not fixed)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the backward pass: store inputs of norms, whose statistics are computed when the task ends."""
+        """Before the backward pass: store the mini-batch, to recompute running statistics when the task ends."""
         now: HATTask = self.in_training
         if now.statistics.norms:
             now.statistics.see(strategy)
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the step: add ``λ·R`` to the loss, compute the embedding's gradient, protect entries in use."""
+        """Before the step: add ``λ·R`` to the loss, compute the embedding's gradient, protect other tasks' entries."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
         if now.regulariser.weight:
@@ -264,7 +264,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the optimizer's step: restore protected entries, step the embedding, clamp it to keep layers open."""
+        """After the optimizer's step: restore protected entries, step the embedding, and clamp it."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)

@@ -1,4 +1,4 @@
-"""Data loader for tasks whose data is in memory: the mini-batches of Avalanche's loader, made by indexing."""
+"""Fast data loader for tensors in memory: it yields the same mini-batches as Avalanche's loader, by indexing."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -96,7 +96,7 @@ class InMemoryLoaderPlugin(Plugin):
     """
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Store Avalanche's data set, unless the strategy or an earlier plugin has replaced it."""
+        """Note the adapted data set, unless the strategy or an earlier plugin has replaced Avalanche's."""
         if strategy.adapted_dataset.targets is strategy.experience.dataset.targets:
             self._adapted = strategy.adapted_dataset
 

@@ -46,7 +46,7 @@ class RandomFeatures(Plugin):
         self.width = checks.whole_number("width", width)
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: check the model, and the kind of the task's inputs."""
+        """Before a task's training: check the model, and that inputs are one floating-point tensor."""
         check_model(strategy.model, MultiHeadModel)
         x, _ = self._samples(strategy, 1)
         if not isinstance(x, Tensor) or not x.is_floating_point():

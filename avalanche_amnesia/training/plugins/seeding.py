@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # one process needs none of it
 
 
 class SeedingPlugin(Plugin):
-    """Plugin that makes runs repeatable: new heads and the data order depend only on (seed, task), not on evaluations.
+    """Plugin that makes runs repeatable: initial heads and the order of data depend only on (seed, task).
 
     Put it first in the plugin list of one of Avalanche's own strategies; this package's strategies already have it. In
     a process group (``torchrun``) it also divides every mini-batch among the processes, and averages the gradients.
@@ -21,7 +21,7 @@ class SeedingPlugin(Plugin):
     Args:
         seed: new modules (heads) are drawn from it and the task.
         order_seed: all draws while a task trains (data order, dropout) derive from it and the task; ``seed`` by
-            default. References use another one for the noise floor.
+            default. References use another one to measure the noise of training.
 
     Raises:
         ValueError: for a seed that is no integer.
@@ -59,37 +59,37 @@ class SeedingPlugin(Plugin):
         seed_all(derive_seed(self.order_seed, "order", *labels_of(strategy.experience)))
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an epoch, on several processes: divide the mini-batches."""
+        """Before an epoch, in a process group: divide the mini-batches among the processes."""
         if self._steps is not None:
             self._steps.begin_epoch(strategy)
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the forward pass, on several processes: let BatchNorm use all of their samples."""
+        """Before the forward pass, in a process group: let BatchNorm use the samples of all processes."""
         if self._steps is not None:
             self._steps.begin_step(strategy)
 
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the backward pass, on several processes: average their gradients."""
+        """After the backward pass, in a process group: average the gradients of all processes."""
         if self._steps is not None:
             self._steps.reduce(strategy)
 
     def leave_step(self) -> None:
-        """End a step that an error has interrupted: each BatchNorm uses only this process's samples again."""
+        """Undo :meth:`before_forward` after an error: let BatchNorm use only this process's samples again."""
         if self._steps is not None:
             self._steps.leave_step()
 
     def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a step, on several processes: gather their outputs for metrics."""
+        """After a step, in a process group: gather the outputs of all processes for metrics."""
         if self._steps is not None:
             self._steps.gather(strategy)
 
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After an epoch, on several processes: set the strategy's loader back to that of whole mini-batches."""
+        """After an epoch, in a process group: restore the strategy's undivided data loader."""
         if self._steps is not None:
             strategy.dataloader = strategy.dataloader.whole
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the training: compare the processes, and restore the state of the caller's random streams."""
+        """After the training: check that all processes agree, and restore the state of the caller's random streams."""
         if self._steps is not None:
             self._steps.finish(strategy)
             self._steps = None
@@ -98,12 +98,12 @@ class SeedingPlugin(Plugin):
             self._outside = None
 
     def before_eval(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an evaluation: store the random streams; evaluations may nest (a metric that evaluates)."""
+        """Before an evaluation: store the state of the random streams on a stack, because evaluations may nest."""
         self.leave_step()
         self._evaluations.append(rng_state())
 
     def before_eval_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's evaluation: let every process read all samples."""
+        """Before a task's evaluation, in a process group: let every process read all samples."""
         self._read_all(strategy)
 
     def _read_all(self, strategy: Strategy, *others: Any) -> None:
@@ -113,6 +113,6 @@ class SeedingPlugin(Plugin):
             read_all_samples(strategy.dataloader, *others)
 
     def after_eval(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After an evaluation: restore the random streams from before it."""
+        """After an evaluation: restore the state that the random streams had before it."""
         if self._evaluations:
             set_rng_state(self._evaluations.pop())

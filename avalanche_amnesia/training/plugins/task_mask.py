@@ -1,4 +1,4 @@
-"""Base plugins that start and finish a task with a mask over units or weights."""
+"""Base plugins of methods that train each task under a mask over units or weights."""
 
 import warnings
 from typing import Any, ClassVar
@@ -57,7 +57,7 @@ class TaskEndPlugin(Plugin):
         return strategy.model
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: store what the task learned (:meth:`keep_mask`); undoable until :func:`finish`."""
+        """After a task's training: store its mask or share by :meth:`keep_mask`; can be undone until :func:`finish`."""
         begin_finishing(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
@@ -68,7 +68,7 @@ class TaskEndPlugin(Plugin):
         raise NotImplementedError
 
     def _end_task(self, strategy: Strategy) -> None:
-        """Drop the training state of a task, because it would outlive the task's unlearning."""
+        """Drop the state of the finished training, because it would remain after the task is unlearned."""
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the training: remove finished tasks' parameters from the optimizer, and emit the collected warnings."""
@@ -77,13 +77,13 @@ class TaskEndPlugin(Plugin):
         self.warn()
 
     def warn(self) -> None:
-        """Emit the collected warnings, and empty their list."""
+        """Emit the collected warnings, and clear the list."""
         notices, self.notices = self.notices, []
         for text in notices:
             warnings.warn(text, task_faults.MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
-        """Store a warning, once per subject, to emit after the training: if it becomes an error, no task is lost."""
+        """Store a warning, once per subject, for the end of the training: if raised earlier, it could lose the task."""
         if text is not None and about not in self.noticed:
             self.noticed.add(about)
             self.notices.append(text)
@@ -122,8 +122,8 @@ class TaskMaskPlugin(TaskEndPlugin):
     ``before_training_exp``, calls :meth:`restore_protected_entries` in ``after_update``, and :meth:`commit` in
     :meth:`keep_mask`.
 
-    From :meth:`take_snapshot` to the end of the training the own parameters (heads) of other tasks without a mask get
-    no gradient. Those of tasks with a mask are no parameters of the model: no optimizer has them.
+    From :meth:`take_snapshot` to the end of the training, heads of other tasks without a mask get no gradient. Heads of
+    tasks with a mask are no parameters of the model, so that no optimizer can change them.
 
     Args:
         rule: how far entries used by remaining tasks may change, and whether updates or gradients are limited.
@@ -150,12 +150,12 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
-        """Return the values before the current task; None between tasks."""
+        """Return the snapshot of model and optimizer from before the current task; None between tasks."""
         return None if self.training is None else self.training.snapshot
 
     @property
     def in_training(self) -> Any:
-        """Return the state of the current task; raise RuntimeError between tasks."""
+        """Return the state of the current task's training; raise RuntimeError between tasks."""
         if self.training is None:
             raise RuntimeError("no task is in training")
         return self.training
@@ -172,7 +172,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         self.training = self.task_class(task)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Undo an interrupted task: weights, mask, head. Safe to call again after an interruption."""
+        """Undo an interrupted task: restore weights, delete mask and head. Safe to call again after an interruption."""
         go_back(strategy)
         model = self.model_of(strategy)
         if self.snapshot is not None:
@@ -180,11 +180,11 @@ class TaskMaskPlugin(TaskEndPlugin):
         model.drop_current_task()
         task = None if self.training is None else self.training.task
         if task in model.tasks and task not in model.masked_tasks:
-            model.remove_task(task)  # it may have got no further than its head
+            model.remove_task(task)  # the interruption may have come when only the head existed
         self._end_task(strategy)
 
     def take_snapshot(self, strategy: Strategy) -> None:
-        """Copy the values before the task, and freeze heads and norms of all earlier tasks without a mask."""
+        """Take the snapshot before the task, and freeze heads and norm layers of earlier tasks that have no mask."""
         now: TaskInTraining = self.in_training
         model = self.model_of(strategy)
         now.snapshot = TaskSnapshot(strategy, now.task)
@@ -246,7 +246,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         adjuster.before_step(sparsity)
 
     def refuse_shared_state(self, strategy: Strategy) -> None:
-        """Undo the training and raise ModelError if forwards changed tensors that tasks share."""
+        """Undo the training and raise ModelError if a forward pass changed tensors that all tasks share."""
         shared = self.model_of(strategy).shared_state()
         if shared:
             abort_training(strategy)
@@ -262,7 +262,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
         Raises:
             DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.
-            TaskError: the same, if samples are NaN or infinite, or no step was taken.
+            TaskError: if samples are NaN or infinite, or no step was taken; the training was undone.
             ModelError: if forwards changed a tensor that all tasks share; the training was undone.
         """
         self.refuse_shared_state(strategy)

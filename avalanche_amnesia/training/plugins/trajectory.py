@@ -74,7 +74,7 @@ class TrajectoryPlugin(Plugin):
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
-        """Return the values before the task in training; None between tasks."""
+        """Return the snapshot of model and optimizer from before the current task; None between tasks."""
         return None if self.training is None else self.training.snapshot
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -96,14 +96,14 @@ class TrajectoryPlugin(Plugin):
             )
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the model adds modules of the task, and after earlier requests: note whether it already has some."""
+        """Before the model adds modules for the task: note whether it has some already, so that an undo keeps them."""
         task = single_task(strategy.experience)
         self._earlier = strategy.model.heads.get(task) if getattr(strategy.model, "additive", False) else None
         self._new = None if own_parameters(strategy.model, task) else task  # last: an interruption may come in between
 
     @torch.no_grad()
     def undo_training(self, strategy: Strategy) -> None:
-        """Undo an interrupted task, and delete its modules from the model, or those of its last part."""
+        """Undo an interrupted task, or its last part: delete the modules that it added, and restore the snapshot."""
         go_back(strategy)
         if self._new is not None and self._earlier is not None:
             strategy.model.store_task(self._new, self._earlier)
@@ -127,11 +127,11 @@ class TrajectoryPlugin(Plugin):
         self._state_before = _shared_state(strategy.model)
 
     def memory_of(self, strategy: Strategy) -> dict[str, Any]:
-        """Return the attributes that store data of tasks in a strategy of Avalanche (DER), for a snapshot."""
+        """Return the strategy's own attributes, for a snapshot, if they store data of tasks (as in Avalanche's DER)."""
         return own_attributes(strategy) if purger_of(strategy) is not None else {}
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an epoch: drop the snapshot of the last epoch's end, because requests may now change the values."""
+        """Before an epoch: drop the snapshot from the end of the last epoch, because requests may change values."""
         if purger_of(strategy) is not None:
             strategy.rollback_point = None
 
@@ -145,7 +145,7 @@ class TrajectoryPlugin(Plugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: record its update of shared parameters, and round these to the log's precision."""
+        """After a task's training: record its update of shared parameters, and round them to the log's precision."""
         begin_finishing(strategy)
         if self.training is None:
             raise RuntimeError("no task is in training")
@@ -154,7 +154,7 @@ class TrajectoryPlugin(Plugin):
         own = own_parameters(model, task)
         before = {name: value for name, value in values.items() if name not in own}
         parameters = dict(model.named_parameters())
-        finished = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()  # theirs are no parameters by now
+        finished = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()  # their heads aren't parameters
         others = own_parameters(model, *set(self.trajectory.tasks).difference(finished))
         movable = [p for name, p in parameters.items() if name in before and name not in others and p.requires_grad]
         self.prune(before, parameters)
@@ -182,7 +182,7 @@ def _shared_statistics(model: nn.Module) -> list[str]:
 
 
 def _shared_state(model: nn.Module) -> dict[str, str]:
-    """Return name → hash of every buffer and attribute that a model keeps for all tasks together."""
+    """Return name → hash of every buffer and attribute of a model that all tasks share."""
     if isinstance(model, MultiHeadModel) and model.state_per_task:
         return {}  # each task has copies of all state that changes, or it is refused
     own = model.buffer_names(model.tasks) if isinstance(model, MultiHeadModel) else ()

@@ -1,4 +1,4 @@
-"""Plugin that obeys unlearning requests, for any Avalanche strategy with a recorded trajectory."""
+"""Plugin that carries out unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -39,33 +39,33 @@ from avalanche_amnesia.unlearning.purging import purgers
 Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlugin, *OF_THE_HOST)
-"""Plugins that need no purger."""
+"""Plugins that need no purger, because other code removes their data."""
 
 
 class UnlearningPlugin(Plugin):
     """Plugin that stores the ledger of tasks, answers the stream's unlearning requests, and unlearns tasks.
 
     Needs a :class:`TrajectoryPlugin`. Requests come from the experiences of
-    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. During a training its place is
+    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. In a training the plugin runs
     after all learning plugins, so that their data of the new task can be purged. Around each unlearning it triggers
     ``before_unlearning`` and ``after_unlearning`` on plugins, metrics and loggers.
 
     Args:
-        keep_probes: whether metrics may keep the mask and the head of a task that a request of the stream names, to
-            measure how well it was forgotten. They are residue of the task, kept only in the metrics.
-        deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
-            stream's.
-        allow_unknown: accept plugins that keep learned state and have no purger: they do not change, and the
-            record names them. By default every request is refused.
-        deletion: ``updates`` removes a task's whole update; ``exclusive``, HAT-CL's way included for comparison,
-            returns only entries that no remaining task uses to their initial bits. Then no remaining task's logits
-            change, and shared entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over
-            weights (WSN), else ``updates``.
+        keep_probes: whether metrics may keep the mask and the head of a task that the stream requests to unlearn, to
+            measure how well the task was forgotten. This residue of the task exists only in the metrics.
+        deadline: a task becomes permanent automatically after the training of this number of further tasks; by default
+            the stream's deadline.
+        allow_unknown: accept plugins that keep learned state and have no purger: their state stays, and the record
+            names them. By default every request is refused if there is such a plugin.
+        deletion: ``updates`` removes a task's whole update; ``exclusive`` (as in HAT-CL, for comparison) restores only
+            entries that no remaining task uses to their initial bits: no remaining task's logits change, and shared
+            entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over weights (WSN), else
+            ``updates``.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and no update of a
             shared entry.
-        reproduce: whether a task is trained again as before, and must have its old bits, before it is trained without
-            some samples; an argument of :meth:`unlearn` overrides this.
+        reproduce: before a task is retrained without some samples, retrain it with all of them, and refuse the request
+            if its bits differ from the old ones; the argument of :meth:`unlearn` overrides this.
     """
 
     answers_requests = True
@@ -143,7 +143,7 @@ class UnlearningPlugin(Plugin):
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
-        """Return the context of unlearning ``tasks`` now (plan, purgers, compensations); change nothing.
+        """Return the context of an unlearning of ``tasks`` now: plan, purgers, compensations; change nothing.
 
         Raises:
             RequestError: if the tasks can't be requested now.
@@ -211,7 +211,7 @@ class UnlearningPlugin(Plugin):
 
     def _between_tasks(self, strategy: Strategy) -> str:
         refuse_unfinished(strategy)
-        # Not as a save refuses: a training that failed before it began has changed nothing, and hinders no request.
+        # Less strict than for saving: a training that failed before its first step has changed nothing.
         snapshot = self._snapshot(strategy)
         if snapshot is not None or self.current_task is not None or is_finishing(strategy):
             task = self.current_task if snapshot is None else snapshot.task
@@ -241,9 +241,9 @@ class UnlearningPlugin(Plugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the training: move this plugin after learning plugins, undo an aborted task, obey waiting requests."""
-        # At each event learning plugins and metrics run before this one, the third last; and no plugin may have checked
-        # yet whether the task is new.
+        """Before the training: move this plugin after learning plugins, undo an aborted task, run overdue requests."""
+        # This plugin runs after learning plugins and metrics, before the last two. Waiting requests run now, before any
+        # plugin checks whether the task is new.
         refuse_second(strategy, UnlearningPlugin)
         self.current = None  # an unlearning may have been interrupted at its last line
         last = (PeriodicEval, Clock)
@@ -257,7 +257,7 @@ class UnlearningPlugin(Plugin):
         self._obey_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: check the task and its requests, and obey the requests due before the task."""
+        """Before a task's training: check the task and its requests, and carry out the requests due before the task."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
         self._choose_deletion(strategy.model)
@@ -289,7 +289,7 @@ class UnlearningPlugin(Plugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: check requests' iterations, record the tasks it sees, prepare compensations."""
+        """Before a task's first step: check request iterations, record which tasks influence it, prepare purgers."""
         self.current_task = single_task(strategy.experience)
         self._before = self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
@@ -302,7 +302,7 @@ class UnlearningPlugin(Plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an iteration: obey its requests, and remove samples of the unlearned tasks from the mini-batch."""
+        """Before an iteration: carry out its requests, and remove samples of unlearned tasks from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
             task, adds = single_task(strategy.experience), getattr(strategy.model, "additive", False)
             self.claims.first_step(strategy, task, kwargs, self._before.get(task) if adds else None)
@@ -319,7 +319,7 @@ class UnlearningPlugin(Plugin):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: enter the task into the ledger, and obey the requests due after it."""
+        """After a task's training: enter the task into the ledger, and carry out the requests due after it."""
         task = single_task(strategy.experience)
         reads: Iterable[int] = ()
         if isinstance(strategy.model, MultiHeadModel):
@@ -330,7 +330,7 @@ class UnlearningPlugin(Plugin):
             before = self.data[task] if task in self.ledger.remaining else ""  # by the task's earlier parts
             if not before:
                 self.ledger.learn(task, saw=self.claims.influences)
-            # In a run that leaves out tasks of its stream, a task may be read before its deadline: it stays then.
+            # If a run skips tasks of its stream, a task may be read before its deadline: then it becomes permanent now.
             permanent = [task] if getattr(strategy.experience, "permanent", False) else []
             self.ledger.declare_permanent({*permanent, *reads}.intersection(self.ledger.remaining))
             self.counters[task] = strategy.clock.train_exp_counter
@@ -346,11 +346,11 @@ class UnlearningPlugin(Plugin):
             self._obey_overdue(strategy)
 
     def _obey_overdue(self, strategy: Strategy) -> None:
-        """Obey the requests that are due after finished tasks, also those delayed by an interruption."""
+        """Carry out all requests that are due after finished tasks, also requests delayed by an interruption."""
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
                 self._unlearn(strategy, request, request.event(task), self.keep_probes)
-            except RequestError:  # asking again would bring the same answer
+            except RequestError:  # the same request would fail again
                 self._requests.answered(request)
                 raise
 
@@ -424,14 +424,14 @@ class UnlearningPlugin(Plugin):
             self.current = None
 
     def forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
-        """Drop results of ``tasks`` from the evaluator; empty optimizer and plugin states in the current snapshot."""
+        """Delete the evaluator's results of ``tasks``; clear optimizer and plugin states in the current snapshot."""
         # Avalanche repeats the last value of every metric for ever, as if the model still knew a forgotten task.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
         change.set(strategy.evaluator, last_metric_results=results)
         snapshot = self._snapshot(strategy)
         if snapshot is not None:
-            # moments mix the tasks' gradients, and states may hold a task: aborting must not bring them back
+            # optimizer moments and plugin states may contain the tasks: aborting must not restore them
             change.set(snapshot, moments={}, states=())
 
     def _prepare(
@@ -468,7 +468,7 @@ class UnlearningPlugin(Plugin):
         return context
 
     def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
-        """Return (object, purger) pairs among plugins, strategy and criterion, and the objects with unknown state."""
+        """Return (object, purger) for plugins, strategy and criterion with a purger, and objects with unknown state."""
         others = [
             plugin
             for plugin in strategy.plugins
@@ -485,7 +485,7 @@ class UnlearningPlugin(Plugin):
         return [(thing, purge) for thing, purge in found if purge is not None], kept
 
     def _choose_deletion(self, model: Any) -> None:
-        """Set ``model.keeps_shared_entries``: True if unlearning must not change entries that remaining tasks read."""
+        """Set ``model.keeps_shared_entries``: True if no unlearning may change entries that remaining tasks use."""
         if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
             raise TypeError(
                 f"deletion='exclusive' needs a model with masks, got {type(model).__name__}, whose tasks share all"
@@ -494,7 +494,7 @@ class UnlearningPlugin(Plugin):
             model.keeps_shared_entries = self.deletion == "exclusive"
 
     def _snapshot(self, strategy: Strategy) -> TaskSnapshot | None:
-        """Return the snapshot of values before the current task; None between tasks."""
+        """Return the snapshot of model and optimizer from before the current task; None between tasks."""
         return self._trajectory(strategy).snapshot
 
     def _trajectory(self, strategy: Strategy) -> TrajectoryPlugin:
@@ -517,7 +517,7 @@ def _request(
     samples: Iterable[int] = (),
     classes: Iterable[int] = (),
 ) -> Iterable[int] | UnlearningRequest:
-    """Return the request that the arguments of ``unlearn`` stand for."""
+    """Return the arguments of ``unlearn`` as one request: an UnlearningRequest if they name samples or classes."""
     samples = checks.integers("samples", samples, "positions in the data of the task")
     classes = checks.integers("classes", classes, "labels in the data of the task")
     if task is None and not samples and not classes:

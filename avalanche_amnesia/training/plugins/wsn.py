@@ -22,19 +22,19 @@ ScoresRule = Literal["keep", "redraw"]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredWeights:
-    """Settings for learning scores, which choose the weights that a task uses, ``masks=ScoredWeights(…)``.
+    """Settings for learning scores; a task uses the weights with the best scores, ``masks=ScoredWeights(…)``.
 
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
-        score_bits: bits stored of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
-            bit; the next task starts from scores with these ranks. By default scores are stored
-            unchanged, 32 bits each for every task, unless the next one is declared permanent by the stream, or no
-            task can be unlearned. Not allowed with ``redraw``.
-        score_lr: learning rate of the scores, above 0. A new Adam steps them in every task, under any optimizer
-            of the strategy, because plain SGD at a rate that suits the weights hardly changes their ranking: later
-            tasks would get no weights to train. The rate follows a schedule of the
-            strategy's learning rate within the task, in proportion.
+        score_bits: number of bits, 1 to 8, in which a score is stored for later tasks: its rank in its layer, with the
+            task's mask as first bit; the next task starts from scores with these ranks. By default scores are stored
+            unchanged, 32 bits each for every task, unless the stream declares the next task permanent, or no task can
+            be unlearned. Not allowed with ``redraw``.
+        score_lr: learning rate of the scores, above 0. Each task trains its scores with a new Adam, under any
+            optimizer of the strategy: plain SGD at a rate that suits the weights hardly changes the ranking, so that
+            later tasks would get no weights to train. Within a task, the rate changes in proportion to the strategy's
+            learning rate.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask. The paper keeps the trained head (False).
 
@@ -60,7 +60,7 @@ class ScoredWeights:
 
 
 class SubnetTask(TaskInTraining):
-    """State of a task in training that learns one score per weight."""
+    """State of a task in training that learns one score for each weight."""
 
     scores: nn.Parameter
     step_scores: BareStep
@@ -101,7 +101,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Make adjuster and score optimizer; called again if another task is unlearned during this task's training."""
+        """Create adjuster and score optimizer; called again if another task is unlearned during this training."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
@@ -110,14 +110,14 @@ class SubnetPlugin(TaskMaskPlugin):
         now.step_scores = BareStep(torch.optim.Adam([now.scores], lr=self.masks.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
-        """Return the first scores, ``(n_weights,)``: the last remaining task's, or drawn ones."""
+        """Return the initial scores, ``(n_weights,)``: those of the last remaining task, or random ones."""
         last = model.last_scores() if self.masks.scores == "keep" else None
         if last is not None:
             return last
         return self._draw(model, *(("scores",) if self.masks.scores == "keep" else ("scores", task)))
 
     def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
-        """Return scores, ``(n_weights,)``, drawn from U(−1/√fan_in, 1/√fan_in) with the seed and ``purpose``."""
+        """Return random scores, ``(n_weights,)``, from U(−1/√fan_in, 1/√fan_in), seeded by the seed and ``purpose``."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
         parts = []
         for tensor in model.graph.layers.values():
@@ -137,22 +137,22 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def keep_mask(self, strategy: Strategy) -> None:
-        """Restore entries outside the mask to their bits before the task, and store the mask."""
+        """Restore entries outside the mask to their bits before the task, store the mask, and fit the head."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         self._drop_unlearned_scores(strategy)
         self.commit(strategy)
         model.finish_task(self.masks.scores == "keep", self.masks.score_bits)
         self.settle_head(strategy, now.task)
-        # Unlearning this task restores the scores before it. Deadlines that have passed free none: a model without the
-        # unlearned tasks would still keep them.
+        # Unlearning this task restores the scores from before it: they are dropped only if it can never be unlearned. A
+        # passed deadline is no reason, because a model without the unlearned tasks would still keep the scores.
         never = unlearning_of(strategy) is None or getattr(strategy.experience, "permanent", False)
         model.drop_scores(model.masked_tasks[-2:-1] if never else ())
 
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """If a task was unlearned during this training, restart scores derived from it, and make the adjuster again."""
+        """If a task was unlearned during this training, restart scores derived from it, and create a new adjuster."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
@@ -162,7 +162,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the forward pass: open the best-scored weights, and close all other weights."""
+        """Before the forward pass: use only the best-scored weights; all other weights count as 0."""
         self._drop_unlearned_scores(strategy)
         self.model_of(strategy).open_subnet()
 

@@ -33,7 +33,7 @@ POLES = (A.log, A.log2, A.log10, A.reciprocal, A.rsqrt, A.sqrt)
 
 @rule(A.add, A.sub, A.rsub, A.subtract)
 def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -> Value:
-    """Return the unit sets of a sum or difference: an entry depends on the units of both operands' entries."""
+    """Return the units that each entry of a sum or difference depends on: those of both operands' entries."""
     if isinstance(a, Value) and isinstance(b, Value):
         return Value(walk.draft.sets.union(a.ids, b.ids), max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
@@ -42,7 +42,7 @@ def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -
 
 @rule(A.mul, A.multiply)
 def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
-    """Return the unit sets of a product, which is zero where either factor is."""
+    """Return the units that each entry of a product depends on; it is zero where either factor is zero."""
     if isinstance(a, Value) and isinstance(b, Value):
         shape = torch.broadcast_shapes(a.shape, b.shape)
         # Zero if one factor is. Prefer the factor that is zero under more masks, then the larger one.
@@ -56,12 +56,12 @@ def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
 
 
 def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
-    """Return the unit sets of ``x`` combined with ``other``: a constant, or a parameter that gets the same units."""
+    """Return the units of ``x`` combined with a constant or parameter: those of ``x``; a parameter gets them too."""
     with_constant = x.masked if with_constant is None else with_constant  # a product leaves masked entries unchanged
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
         met = max(x.masked, adopt(walk, other, x.ids.expand(shape)))
-        # Zero times another task's parameter is zero with that parameter's sign: mask it again.
+        # Zero times another task's parameter is +0 or -0, by the parameter's sign: mask it again.
         zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
         return Value(x.ids.expand(shape), Masked.ZERO if zero else met)
     shape = torch.broadcast_shapes(x.shape, other.shape) if isinstance(other, torch.Tensor) else x.shape
@@ -69,7 +69,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
 
 
 def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Record that the units ``ids`` use a parameter's entries; return the possible contents of masked entries."""
+    """Record that a parameter's entries belong to the units ``ids``; return the possible contents of masked entries."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
@@ -79,7 +79,7 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
 
 @rule(A.div, A.true_divide, A.floor_divide, A.remainder, A.fmod)
 def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
-    """Return the unit sets of a quotient, which is zero where the numerator is."""
+    """Return the units that each entry of a quotient depends on; it is zero where the numerator is zero."""
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
             raise Unsupported(
@@ -92,7 +92,7 @@ def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
 
 @rule(A.pow)
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the unit sets of ``a ** b``; masked entries stay zero only if ``b`` is a number of at least 1."""
+    """Return the units that each entry of ``a ** b`` depends on; zeros stay zero only if ``b`` is a number >= 1."""
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b >= 1:
             return a
@@ -108,7 +108,7 @@ def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.addcmul)
 def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -> Any:
-    """Return the unit sets of ``a + value · b · c``."""
+    """Return the units that each entry of ``a + value · b · c`` depends on."""
     if not isinstance(b, Value) and not isinstance(c, Value):
         return walk.conservative(node)
     return add(walk, node, a, multiply(walk, node, b, c))
@@ -116,7 +116,7 @@ def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -
 
 @rule(A.maximum, A.minimum)
 def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the unit sets of the elementwise maximum or minimum of two values, which is zero where both are."""
+    """Return the units that a maximum or minimum of two values depends on; it is zero where both values are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
         return walk.conservative(node)
     return add(walk, node, a, b)
@@ -124,7 +124,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.where)
 def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
-    """Return the unit sets of ``torch.where``: an entry depends on the units of both operands and of the condition."""
+    """Return the units that each entry of ``torch.where`` depends on: those of both operands and the condition."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
         return walk.conservative(node)
@@ -141,7 +141,7 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
 
 @rule(*SAME_VALUES, *KEEP_ZERO)
 def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Return the unit sets of a function with ``f(0) = 0``, after which masked entries stay zero."""
+    """Return the units that ``f(x)`` depends on, for ``f(0) = 0``: masked entries stay zero."""
     if not isinstance(x, Value) or _meets_others(rest, options):
         return walk.conservative(node)
     return x
@@ -149,7 +149,7 @@ def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) ->
 
 @rule(*LIFT)
 def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Return the unit sets of a function with ``f(0) ≠ 0``, after which masked entries are a constant."""
+    """Return the units that ``f(x)`` depends on, for ``f(0) ≠ 0``: masked entries become a constant."""
     if not isinstance(x, Value) or _meets_others(rest, options) or walk.result(node).shape != x.shape:
         return walk.conservative(node)
     return x.like(masked=max(x.masked, Masked.CONSTANT))
@@ -157,7 +157,7 @@ def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
 
 @rule(A.prelu)
 def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
-    """Return the unit sets of PReLU, which multiplies each entry by a learned slope."""
+    """Return the units that each entry of PReLU depends on; the rule is that of a product with a learned slope."""
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
         return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
@@ -166,7 +166,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 
 @rule(*POLES)
 def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """Return the unit sets of a function with infinite value or slope at 0; raise Unsupported if masks make zeros."""
+    """Return the units that ``f(x)`` depends on; raise Unsupported if masks make zeros, where ``f`` is singular."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
             "masked units are zero, where this function or its slope is infinite", "add a small number first"
@@ -175,5 +175,5 @@ def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
 
 
 def _meets_others(*arguments: Any) -> bool:
-    """Return True if another argument (a bound, a mask) is a parameter or computed from the input."""
+    """Return True if any argument (a bound, a mask) is a parameter or computed from the input."""
     return any(isinstance(leaf, (Value, ParameterValue)) for leaf in leaves(arguments))

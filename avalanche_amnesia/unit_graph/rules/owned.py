@@ -1,4 +1,4 @@
-"""Rules for task-owned parts: norms with the mask folded in, and modules declared by the user."""
+"""Rules for task-owned parts: normalisation layers, which apply the mask themselves, and declared modules."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ def by_channel(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *optio
         )
     names = _names(walk, node, weight, bias)
     name = _named(walk, node, (*names, *statistics))
-    # Each task owns changing statistics. Only the walk in training mode, which is first, sees whether they change.
+    # A task gets a copy of statistics that change. Only the walk in training mode, the first, sees if they change.
     stay = not statistics or (not own if walk.training else name not in walk.draft.owned)
     if stay and _is_common(x, weight, bias):
         return walk.conservative(node)
@@ -82,7 +82,7 @@ def _is_common(x: Any, *parameters: Any) -> bool:
 
 
 def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
-    """Replace a norm's node by a call of the task's own copy, and return the value of its result."""
+    """Replace a norm's node by a call of the task's own copy; return the units that its result depends on."""
     if isinstance(x, ParameterValue):
         raise Unsupported("a parameter is normalised together with a value", "use it as it is")
     x = walk.value(x)
@@ -107,7 +107,7 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
 
 
 def _note(walk: Walk, spec: OwnedSpec) -> None:
-    """Record a task-owned norm; a norm that is called several times gets the units of all its calls."""
+    """Record a task-owned norm; if a norm is called several times, its copy gets the units of all calls."""
     known = walk.draft.owned.get(spec.name)
     if known is None:
         walk.draft.owned[spec.name] = spec
@@ -143,7 +143,7 @@ def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
 
 @rule(DECLARED)
 def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
-    """Replace one call of a module declared frozen or task-owned; its results are in use under every mask."""
+    """Replace one call of a module declared frozen or task-owned; no mask affects its results."""
     name, arguments = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
     given: Any = node.args

@@ -1,4 +1,4 @@
-"""Rules for operations that move entries: the same operation moves their sets of units."""
+"""Rules for operations that only move entries (views, slices, concatenation): their units move with them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -38,7 +38,7 @@ _LIKE_ANOTHER = (A.expand_as, A.view_as, A.reshape_as)
 @rule(*MOVES)
 @derives(*MOVES)
 def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
-    """Return the unit sets after an operation that only moves entries: the operation also moves their sets."""
+    """Return the units of moved entries: the same operation is applied to the numbers of the entries' unit sets."""
     if node.target is A.view.dtype:
         raise Unsupported(f"view({args[1]}) reads the bits of numbers as another type", "convert them: x.to(dtype)")
     known = leaves((args, options))
@@ -63,7 +63,7 @@ def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
 @rule(A.index)
 @derives(A.index)
 def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
-    """Return the unit sets of ``x[indices]`` for constant indices; other indices count as an unknown operation."""
+    """Return the units of the entries ``x[indices]`` for constant indices; else treat it as an unknown operation."""
     fixed = all(index is None or isinstance(index, Tensor) for index in indices)
     if isinstance(x, Tensor) or not fixed:
         return _otherwise(walk, node, (x, indices), {})
@@ -77,7 +77,7 @@ def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
 
 
 def _again(operand: Any, move: Any) -> Any:
-    """Apply ``move`` to the set numbers of a value, or to the entry numbers of a parameter, and return the result."""
+    """Return a copy with ``move`` applied to the set numbers of a value, or the entry numbers of a parameter."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
     first = move(operand.parts[0].place)
@@ -88,7 +88,7 @@ def _again(operand: Any, move: Any) -> Any:
 
 @rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
 def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
-    """Concatenate values and their sets of units. A parameter in ``tensors`` gets the units of the first value."""
+    """Concatenate values and the units of their entries; a parameter in ``tensors`` gets the first value's units."""
     values = [part for part in tensors if isinstance(part, Value)]
     result = walk.result(node)
     along = dim % len(result.shape)
@@ -140,7 +140,7 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
 def padded(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
 ) -> Any:
-    """Return the unit sets after padding: ALWAYS for added entries, NOTHING for zeros if masked entries are zero."""
+    """Return the units after padding: NOTHING for added zeros if masked entries are zero, otherwise ALWAYS."""
     filling = mode if isinstance(mode, (int, float)) else value
     if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
         return walk.conservative(node)
@@ -151,7 +151,7 @@ def padded(
 
 @rule(A.slice_scatter, A.select_scatter)
 def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
-    """Return the unit sets of ``x`` after ``source`` overwrites part of it; that part gets the sets of ``source``."""
+    """Return the units of ``x`` after ``source`` overwrites a part of it; that part gets the units of ``source``."""
     by_parameter = isinstance(x, ParameterValue) or isinstance(source, ParameterValue)
     if by_parameter or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
         return walk.conservative(node)
@@ -162,7 +162,7 @@ def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **
 
 @rule(A.copy)
 def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
-    """Return the unit sets after a slice assignment: those of ``source``, expanded to the result's shape."""
+    """Return the units after a slice assignment: those of ``source``, expanded to the result's shape."""
     if isinstance(source, ParameterValue):
         return walk.conservative(node)
     source = walk.value(source)
@@ -171,7 +171,7 @@ def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
 
 @rule(A.fill, A.zero, A.zeros_like, A.ones_like, A.full_like, A.new_zeros, A.new_ones, A.new_full)
 def overwritten(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Return the unit sets of a tensor filled with one number: each entry is in use under every mask."""
+    """Return a value that no mask affects, because the tensor is filled with one number."""
     if any(isinstance(leaf, ParameterValue) for leaf in leaves((rest, options))):
         return walk.conservative(node)
     return always_in_use(walk.result(node))

@@ -17,7 +17,7 @@ A: Any = torch.ops.aten
 
 @rule(A.linear, zeros=True)
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
-    """Record a linear layer ``x Wᵀ + b``; return its result's unit sets, one unit per entry of the last axis."""
+    """Record a linear layer ``x Wᵀ + b``; return its new units, one per entry of the last axis."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=0)
@@ -25,19 +25,19 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
 
 @rule(A.addmm, zeros=True)
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
-    """Record ``b + x W``, a linear layer with a transposed weight, and return its result's unit sets."""
+    """Record ``b + x W``, a linear layer with a transposed weight; return its new units."""
     if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
         return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=1)
 
 
 def _moves(weight: Any) -> bool:
-    """Return True if several tasks train a parameter of the weight; only then does its layer get units."""
+    """Return True if later tasks can change the weight; only then do the layer's outputs become units with masks."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
 def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
-    """Return the result of a layer with an untrained weight: its outputs have no gate. Its bias may be trained."""
+    """Return the result of a layer whose weight later tasks can't change: no mask, but its bias may be trained."""
     if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
         walk.draft.loose.add(name)  # the network is traced again, with the bias owned by each task
         return always_in_use(walk.result(node))
@@ -51,7 +51,7 @@ def _plain(bias: Any) -> str | None:
 
 
 def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, unit_axis: int) -> Value:
-    """Record a dense layer from the last axis of ``x`` to new units, and return its result's unit sets."""
+    """Record a dense layer from the last axis of ``x`` to new units; return the units of its result's entries."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _layer(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
@@ -61,7 +61,7 @@ def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any
 
 @rule(A.conv1d, A.conv2d, A.conv3d, zeros=True)
 def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """Record a convolution, and return its result's unit sets, one unit per output channel (axis 1)."""
+    """Record a convolution; return its new units, one per output channel (axis 1)."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
@@ -94,7 +94,7 @@ def _depthwise(
 
 @rule(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d, zeros=True)
 def transposed(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """Record a transposed convolution, weight ``(inputs, units/groups, …)``, and return its result's unit sets."""
+    """Record a transposed convolution, weight ``(inputs, units/groups, …)``; return its new units, one per channel."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
@@ -111,7 +111,7 @@ def transposed(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None,
 
 @rule(A.embedding)
 def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
-    """Record an embedding table, read by the network's input; return its unit sets, one unit per dimension."""
+    """Record an embedding table that the network's input indexes; return its new units, one per dimension."""
     if not _moves(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
     sets = _layer(walk, node, weight, "Embedding", weight.shape[1])
@@ -133,7 +133,7 @@ def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> V
 
 
 def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
-    """Return the set numbers of a layer's units: new ones, or those created at an earlier call with the weight.
+    """Return the set numbers of a layer's units, which the first call with the layer's weight creates.
 
     A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
     queries, keys and values that attention takes from one parameter. A computed weight is named after its module.

@@ -25,7 +25,7 @@ _COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
 
 
 def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDataset:
-    """Return a data set with only the samples at the positions ``kept``, and no reference to the remaining samples."""
+    """Return a data set with only the samples at the positions ``kept``, and no hidden reference to other samples."""
     # Avalanche's ``subset`` only hides the remaining samples, labels and logits. Underlying data sets of unknown
     # classes are kept whole.
     result = data.subset(list(kept))
@@ -69,7 +69,7 @@ def _compact(flat: Any, kept: Sequence[int]) -> Any:
 
 
 def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
-    """Return a data set with the samples at ``kept`` (unknown class: all), and their positions in ``dataset``."""
+    """Return a copy of ``dataset`` with only the samples ``kept`` (of an unknown class: all), and their positions."""
     if isinstance(dataset, list):
         return [dataset[i] for i in kept], kept
     if hasattr(dataset, "alone"):  # a task in this package's streams shares its base with the whole stream
@@ -134,7 +134,7 @@ def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transact
 
 
 def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
-    """Clear a strategy's last replayed batch and loaders; in a training, remake these if the buffer is large enough."""
+    """Clear a strategy's last replay batch and loaders; in a training, create new loaders if the buffer suffices."""
     last = [name for name in vars(strategy) if name == "batch_logits" or name.startswith("mb_buffer_")]
     loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
     change.set(strategy, **dict.fromkeys((*last, *loaders)))

@@ -24,7 +24,7 @@ def _only(store: Store, names: Collection[str]) -> Store:
 
 
 def _lasting(model: nn.Module) -> set[str]:
-    """Return the names of the parameters that exist after a training, without e.g. the mask's ``embedding``."""
+    """Return the names of the parameters that remain after a training (not e.g. the mask's ``embedding``)."""
     names = {name for name, _ in model.named_parameters()}
     if not isinstance(model, MultiHeadModel):
         return names
@@ -97,7 +97,7 @@ def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(stock.SynapticIntelligencePlugin)
 def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Set SI's anchor to the weights without the unlearned tasks, and all sums except a current path integral to 0."""
+    """Set SI's anchor to the weights without the unlearned tasks, and SI's sums to 0, except the current task's."""
     change.keep(plugin, "ewc_data", "syn_data")
     names = _lasting(context.model)
     if context.in_training is not None:
