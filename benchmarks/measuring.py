@@ -143,7 +143,7 @@ def ratios(pairs: Sequence[tuple[Span, Span]]) -> Figure:
 def measure(
     name: str, network: Network, optimizer: str, batch: int, steps: int, rounds: int, place: Place = CPU
 ) -> dict[str, Figure]:
-    """Measure the costs of one strategy, by name.
+    """Measure the costs of the strategy ``name``; return measure → median and quartiles.
 
     * ``step``: time from zeroing the gradients to the updated parameters, relative to a plain step.
     * ``loop``: time of an epoch in Avalanche's loop, with loading and all events, relative to an epoch of plain steps.

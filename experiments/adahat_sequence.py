@@ -87,7 +87,7 @@ def ours(name, benchmark, seed):
 
 
 def together(benchmark, seed):
-    """Train all tasks jointly, each mini-batch from one task; return values as :func:`ours`, capacity None."""
+    """Train all tasks jointly, with mini-batches of one task each; return values as :func:`ours`, capacity None."""
     torch.manual_seed(seed)
     model = MultiHeadModel(STREAM.network())
     for experience in benchmark.train_stream:

@@ -75,12 +75,12 @@ def rates_of(method, stream):
 
 
 def remaining(stream, experiences):
-    """Return those of ``experiences`` whose tasks no request of the stream unlearns."""
+    """Return the ``experiences`` whose tasks are never unlearned in the stream."""
     return [each for each in experiences if each.task_label not in STREAMS[stream].requested]
 
 
 def remaining_accuracy(model, stream, benchmark):
-    """Return the mean test accuracy of ``model`` on the tasks that no request of the stream unlearns."""
+    """Return the mean test accuracy of ``model`` on all tasks that are never unlearned in the stream."""
     return mean(map(partial(accuracy_on, model), remaining(stream, benchmark.test_stream)))
 
 

@@ -1,4 +1,4 @@
-"""Membership inference by likelihood ratios: did a model learn a sample, judged by its confidence in the sample?"""
+"""Membership inference by likelihood ratios: infer from its confidence whether a model learned a sample."""
 
 from __future__ import annotations
 
