@@ -66,18 +66,18 @@ class FixedWeights(AdjustmentRule):
     """Adjustment rule that lets no task change any weight of the backbone."""
 
     def protected_share(self, use: Any, name: str, sparsity: float) -> Tensor:
-        """Return 1 for every entry: the whole update of the parameter ``name`` is undone."""
+        """Return 1 everywhere: undo all updates."""
         return torch.ones_like(use.covered[name])
 
 
 class PiggybackTask(TaskInTraining):
-    """State of the task in training, with the optimizer of its scores."""
+    """Task in training, with the optimizer of its scores."""
 
     score_optimizer: Adam
 
 
 class PiggybackPlugin(TaskMaskPlugin):
-    """Avalanche plugin that trains a mask per task over the weights of a :class:`PiggybackModel`.
+    """Plugin that trains the masks of a :class:`PiggybackModel`.
 
     Args:
         score_lr: learning rate of the scores, above 0. Each task's scores have a new Adam optimizer.
@@ -93,7 +93,7 @@ class PiggybackPlugin(TaskMaskPlugin):
         self.influences = frozenset()  # a task's training depends on no other task
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Before a task's training: create its scores, all above the threshold, so that all weights are used."""
+        """Create the task's scores, above the threshold: all weights are used."""
         now, model = self.in_training, self.model_of(strategy)
         self.take_snapshot(strategy)
         model.start_task(now.task, torch.full((model.n_weights,), 2 * model.threshold))
@@ -101,20 +101,20 @@ class PiggybackPlugin(TaskMaskPlugin):
         now.score_optimizer = Adam([model.scores], lr=self.score_lr)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Before a forward pass: compute the mask from the current scores."""
+        """Compute the mask from the current scores."""
         self.model_of(strategy).open_subnet()
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Before an optimizer step: compute the gradients of the scores from those of the masked weights."""
+        """Compute the gradients of the scores."""
         self.model_of(strategy).pass_gradients()
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
-        """After an optimizer step: restore the backbone, and take an optimizer step for the scores."""
+        """Restore the backbone, and take an optimizer step for the scores."""
         self.restore_protected_entries(self.model_of(strategy))
         self.in_training.score_optimizer.step()
 
     def keep_mask(self, strategy: Any) -> None:
-        """After a task's training: store the task's mask, and delete the scores."""
+        """Store the mask, and delete the scores."""
         self.commit(strategy)
         self.model_of(strategy).finish_task(keep_scores=False)
 

@@ -1,4 +1,4 @@
-"""Shadow copies as in the AmnesiacHAT paper: by units, from fresh weights, with a joint loss.
+"""Compensation by weight copies as in the AmnesiacHAT paper: copies of whole units, with new weights and a joint loss.
 
     from experiments.published_copies import PublishedCopies
     strategy = AmnesiacHAT(model=model, optimizer=optimizer, masks=HardAttention(), compensation=PublishedCopies())
@@ -61,7 +61,7 @@ class JointShadow(Shadow):
 
 
 class PublishedCopies(BackupPlugin):
-    """Compensation plugin: copies of whole units with new weights; unlearning replaces later tasks' values by theirs.
+    """Compensation plugin with copies of whole units; unlearning writes the copies' values into later tasks' entries.
 
     These values may overwrite entries of tasks before the unlearned task. Permanent tasks have copies too, but only for
     the loss: copies train the main weights, so they must not depend on which tasks may be unlearned. Deadlines count
