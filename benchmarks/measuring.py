@@ -145,7 +145,7 @@ def measure(
 ) -> dict[str, Figure]:
     """Measure the costs of the strategy ``name``; return measure → median and quartiles.
 
-    * ``step``: time from zeroing the gradients to the updated parameters, relative to a plain step.
+    * ``step``: from zeroing gradients to the updated parameters; time relative to a plain step.
     * ``loop``: time of an epoch in Avalanche's loop, with loading and all events, relative to an epoch of plain steps.
     * ``evaluation``: time to evaluate some mini-batches, relative to plain forward passes.
     * ``start`` and ``end`` of a task, ``unlearn first`` and ``unlearn later``: times in plain steps.
