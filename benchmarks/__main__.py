@@ -1,12 +1,12 @@
-"""Cost of each strategy beside a plain PyTorch loop of the same network on the same data: JSON, a table and a figure.
+"""Measure the training cost of each strategy, relative to a plain PyTorch loop; write JSON, a table and a figure.
 
     make bench ARGS="--network mlp wide --only HAT AdaHAT --rounds 3"
     make bench ARGS="--whole --root DATA --optimizer adam"
     make bench ARGS="--processes --network mlp resnet18 --steps 12"
     make bench ARGS="--device cuda --bfloat16 --channels-last --network resnet18 vit --batch 256 --steps 20"
 
-What is measured, and how: :mod:`benchmarks.measuring`, and of whole runs :mod:`benchmarks.whole`. ``--flush`` lets the
-processor take subnormal numbers for 0: a control.
+Both run the same network on the same data. The measures are explained in :mod:`benchmarks.measuring`, those of
+``--whole`` in :mod:`benchmarks.whole`. ``--flush``, a control, lets the processor treat subnormal numbers as 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.peers import PeerMissingError, time_clarena
 from benchmarks.place import CPU, Place
 
 SPREAD = ("step", "loop", "evaluation")
-"""Measures with quartiles; of all others there is one value per training."""
+"""Measures with median and quartiles; ``SINGLE`` has those with one value per training."""
 SINGLE = ("start", "end", "unlearn first", "unlearn later", "memory", "trajectory", "subnormals")
 
 IMPORTS = "; ".join(
@@ -52,7 +52,7 @@ IMPORTS = "; ".join(
 
 
 def import_times(rounds: int) -> dict[str, float]:
-    """Milliseconds of CPU time of an import in a process of its own, beyond the one it is compared with: medians."""
+    """Return median CPU milliseconds of imports in new processes; ours without the time of ``avalanche.training``."""
     rooms = {"avalanche_amnesia": "avalanche_amnesia", "AmnesiacHAT": "avalanche_amnesia.training.amnesiac_hat"}
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
@@ -65,7 +65,7 @@ def import_times(rounds: int) -> dict[str, float]:
 
 
 def table(rows: Sequence[dict[str, Any]], imports: dict[str, float]) -> str:
-    """All results as Markdown."""
+    """Return all results as Markdown: a table per network, import times, and explanations of the measures."""
     lines = ["# Cost beside a plain PyTorch loop", ""]
     for title in dict.fromkeys(row["title"] for row in rows):
         lines += [f"## {title}", "", "| method | " + " | ".join((*SPREAD, *SINGLE)) + " |"]
@@ -80,7 +80,7 @@ def table(rows: Sequence[dict[str, Any]], imports: dict[str, float]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Steps of all methods, with quartiles, a panel per network, three beside each other."""
+    """Draw bars of all methods' step times with quartiles, a panel per network, three panels in a row."""
     titles = list(dict.fromkeys(row["title"] for row in rows))
     width, height = min(3, len(titles)), math.ceil(len(titles) / 3)
     figure, axes = plt.subplots(height, width, figsize=(5 * width, 4 * height), squeeze=False, layout="constrained")
@@ -98,12 +98,12 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def about() -> dict[str, Any]:
-    """Where and when something is measured."""
+    """Return the torch version, the processor and the current time, to store with the results."""
     return {"torch": torch.__version__, "processor": platform.processor(), "measured": time.strftime("%Y-%m-%d %H:%M")}
 
 
 def whole_runs(options: argparse.Namespace) -> None:
-    """Measure whole runs, and write a table of them."""
+    """Measure whole runs (option ``--whole``), and write the results as JSON and as a Markdown table."""
     found: dict[str, Any] = {"about": about()}
     text = ["# Whole runs beside a plain PyTorch loop", "", inspect.cleandoc(whole.__doc__ or ""), ""]
     for tasks in options.tasks:

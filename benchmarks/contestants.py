@@ -1,4 +1,4 @@
-"""Strategies that costs are measured of, on any of the networks."""
+"""Strategies whose costs are measured: functions that build them for any network of the benchmarks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPl
 from benchmarks.networks import Network, make_optimizer
 
 Contestant = Callable[..., Any]
-"""From a network, an optimizer's name and options of every strategy to the strategy."""
+"""Function of a network, an optimizer's name and common arguments of strategies; returns a strategy."""
 
 
 def masked(strategy_class: type, shadows: bool = False, **options: Any) -> Contestant:
-    """A strategy over masks of units."""
+    """Return a function that builds a strategy with unit masks; ``shadows``: with compensation by shadow copies."""
 
     def make(network: Network, optimizer_name: str, **common: Any) -> Any:
         model = MaskedModel(network.make(), input_shape=network.input_shape)
@@ -34,13 +34,13 @@ def masked(strategy_class: type, shadows: bool = False, **options: Any) -> Conte
 
 
 def wsn(network: Network, optimizer_name: str, **common: Any) -> Any:
-    """Masks over half of the weights."""
+    """Build a WSN strategy whose masks contain half of the weights."""
     model = SubnetModel(network.make(), density=0.5, n_features=network.features)
     return WSN(model=model, optimizer=make_optimizer(optimizer_name, model.parameters()), **common)
 
 
 def disjoint(slots: int) -> Contestant:
-    """An equal share of the weights for each of some tasks."""
+    """Return a function that builds :class:`DisjointSubnets` with weights divided equally among ``slots`` tasks."""
 
     def make(network: Network, optimizer_name: str, **common: Any) -> Any:
         model = DisjointModel(network.make(), n_features=network.features)
@@ -51,7 +51,7 @@ def disjoint(slots: int) -> Contestant:
 
 
 def stock(strategy_class: type, **options: Any) -> Contestant:
-    """A strategy of Avalanche's, with this package's loader."""
+    """Return a function that builds a strategy of Avalanche, with this package's data loader."""
 
     def make(network: Network, optimizer_name: str, **common: Any) -> Any:
         model = MultiHeadModel(network.make(), network.features)
@@ -84,4 +84,4 @@ CONTESTANTS: dict[str, Contestant] = {
 }
 
 EARLIER = {"AmnesiacHAT, two shadows": 2, "AmnesiacHAT, four shadows": 4}
-"""Tasks that are learned before the one that is measured, where they are not one: each has a shadow."""
+"""Number of tasks trained before the measured task, for strategies with more than one; each task has a shadow."""

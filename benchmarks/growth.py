@@ -1,23 +1,23 @@
-"""Growth of costs with the number of tasks, and of an unlearning with the network's size: JSON and a table.
+"""Measure how costs grow with the number of tasks, and how the cost of unlearning grows with the network's size.
 
     python -m benchmarks.growth [--method amnesiac heads wsn small] [--tasks T] [--network mlp resnet18] [--out DIR]
 
-Permuted digits, few samples per task, on an MLP 784-256-256 (``heads``: with counterfactual heads; ``small``: HAT's
-trajectory on an MLP 16-8-8, as many tasks as there shall be). After some of the tasks a row: CPU time of one thread as
-a multiple of a plain PyTorch step, which runs in front of every step of the task, medians where there are rounds,
+Permuted digits, few samples per task, on an MLP 784-256-256 (``heads``: with counterfactual heads; ``small``: MLP
+16-8-8, with ten times as many tasks). There is one table row for some of the tasks. Its times are CPU times of one
+thread, as multiples of a plain PyTorch step, which runs before every step of the task. Repeated measures are medians.
 
-    plain     milliseconds of a plain step, of a mini-batch of 64 samples
-    start     from `strategy.train` to the first mini-batch
-    step      of a mini-batch, each beside its plain one
+    plain     milliseconds of a plain step with a mini-batch of 64 samples
+    start     from the call of `strategy.train` to the first mini-batch
+    step      training step, relative to the plain step before it
     end       from the last step to the return of `strategy.train`
     eval      `strategy.eval` of the first task
-    plan      `strategy.plan_unlearning` of the last task, and of the first
-    unlearn   `strategy.unlearn` of the last task; a failure behind it puts the task back
-    model     KiB of `state_dict` that the task added
-    log       KiB of the trajectory that the task added
+    plan      `strategy.plan_unlearning` of the last task, and of the first task
+    unlearn   `strategy.unlearn` of the last task; an error at its end restores the task for the next round
+    model     KiB that the task added to the model's `state_dict`
+    log       KiB that the task added to the trajectory
 
-Then, for networks after a few tasks of two mini-batches, CPU milliseconds of the first unlearning of a process, of
-later ones, of two passes over the whole model that look for changed tensors, a part of each, and of a plain step.
+A second table has CPU milliseconds for several networks after a few tasks of two mini-batches: the first unlearning in
+a process; later ones; the two passes over the model in each unlearning that look for changed tensors; a plain step.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ METHODS = {
 
 
 class Watch(SupervisedPlugin):
-    """Times a training's steps, a plain step in front of each.
+    """Plugin that measures the time of each training step, and of a plain step before it.
 
     Args:
-        plain: the times of plain steps.
+        plain: iterator that runs a plain step, and yields its time.
     """
 
     def __init__(self, plain: Iterator[Span]) -> None:
@@ -83,7 +83,7 @@ class Watch(SupervisedPlugin):
 
 
 def stream(tasks: int, steps: int, pixels: int) -> Any:
-    """Tasks with pixels of their own order; every sample is there a few times, so that a task has ``steps`` batches."""
+    """Return a benchmark of permuted digits; samples are repeated so that each task has ``steps`` mini-batches."""
     x, y = digit_tasks((pixels,), BATCH)
     x, y = x[:BATCH].repeat(steps, 1), y[:BATCH].repeat(steps)
     orders = [torch.randperm(pixels, generator=torch.Generator().manual_seed(task)) for task in range(tasks)]
@@ -117,7 +117,7 @@ def nbytes(strategy: Any) -> tuple[int, int]:
 
 
 def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, rounds: int) -> dict[str, float]:
-    """Costs of the next training, and of what can be done afterwards."""
+    """Train the next task; return the costs of its training, its evaluation and requests after it, by name."""
     held = nbytes(strategy)
     watch.steps.clear()
     task = experiences[0].task_label
@@ -136,7 +136,7 @@ def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, ro
         "log": (now[1] - held[1]) / 1024,
     }
     if takes_back in strategy.plugins:
-        strategy.plugins.remove(watch)  # nobody could clean the plain network that it holds
+        strategy.plugins.remove(watch)  # an unlearning can't remove a task from the plain network in this plugin
         asked: Callable[[Sequence[int]], Any] = strategy.plan_unlearning
         found["plan last"] = milliseconds(lambda: asked([task]), rounds) / pace
         found["plan first"] = milliseconds(lambda: asked([0]), rounds) / pace
@@ -146,7 +146,7 @@ def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, ro
 
 
 def grown(method: str, tasks: int, steps: int, rounds: int) -> list[dict[str, float]]:
-    """A row after some of the tasks."""
+    """Train ``tasks`` tasks with a method; return a row of costs for some of them, e.g. the 10th and the 100th."""
     pixels, width = (16, 8) if method == "small" else (784, 256)
     network = Network(lambda: MLP(pixels, hidden=(width,), features=width), (pixels,), width, BATCH, steps, 1)
     x, y = digit_tasks((pixels,), BATCH)
@@ -167,7 +167,7 @@ def grown(method: str, tasks: int, steps: int, rounds: int) -> list[dict[str, fl
 
 
 def one_network(name: str, tasks: int, rounds: int) -> dict[str, float]:
-    """Costs of unlearning the first of a network's tasks."""
+    """Measure the costs of unlearning the first of several tasks on the network ``name``; return them by name."""
     network = NETWORKS[name]
     strategy, takes_back, _ = trained(network, network.batch, 2, tasks)
     x = torch.randn(network.batch, *network.input_shape)
@@ -184,7 +184,7 @@ def one_network(name: str, tasks: int, rounds: int) -> dict[str, float]:
 
 
 def table(about: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of Markdown."""
+    """Return the rows as a Markdown table, with the text ``about`` above it."""
     names = list(rows[0])
     cells = [[f"{row[n]:,.2f}" if isinstance(row[n], float) else str(row[n]) for n in names] for row in rows]
     lines = [" | ".join(row) for row in (names, ["---"] * len(names), *cells)]

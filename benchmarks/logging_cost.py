@@ -1,4 +1,4 @@
-"""Cost of logging: seconds of 50 short runs and of 10,000 logged steps, to W&B offline and to JSON lines.
+"""Measure the cost of logging to W&B (offline) and to JSON lines: time of 50 short runs, and of 10,000 steps.
 
 python -m benchmarks.logging_cost --runs 50 --steps 10000 [--pictures]
 """
@@ -76,7 +76,7 @@ def main():
     stream = SplitDigits(n_train=400, n_test=200)
     with tempfile.TemporaryDirectory() as made:
         out = Path(made)
-        run(stream, BaseLogger(), (), 1, 64)  # what a first call costs is no run's
+        run(stream, BaseLogger(), (), 1, 64)  # warm-up
         for kind in KINDS:
             took = short_runs(stream, kind, options.runs, out / kind, options.pictures)
             print(f"{options.runs} short runs, {kind}, pictures {options.pictures}: {took:.1f} s", flush=True)

@@ -1,9 +1,9 @@
-"""What a strategy's training costs, as ratios of time to a plain PyTorch step of the same network beside it.
+"""Measurement of a strategy's training costs, as ratios to a plain PyTorch step of the same network.
 
-On a CPU that is the process' time, of one thread; on a GPU the time between two events in its order of work. Plain
-steps run between those that are measured, so that whatever else the machine does meets both. A first task is learned
-(with several shadows as many tasks), and the last one for an epoch, before steps are measured: gates are then sharp, as
-they are for most of a training, and protection is on. Whole epochs are measured, as the gates' scale grows within one.
+On a CPU, times are CPU times of one thread; on a GPU, times between two CUDA events. Plain steps run between the
+measured steps, so that other load on the machine affects both. The second task is measured (with several shadows, a
+later one), after its first epoch: gates are then nearly binary, as for most of a training, and weights of earlier tasks
+are protected. Whole epochs are measured, because the gates' scale grows within an epoch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from benchmarks.place import CPU, Place, Span
 from benchmarks.subnormals import SubnormalWatch
 
 WATCHED = 20
-"""Steps of the last epoch in which subnormal numbers are counted."""
+"""Number of steps in the last epoch for which subnormal numbers are counted."""
 EVALUATED = 10
-"""Mini-batches that are evaluated."""
+"""Number of mini-batches to evaluate."""
 
 
 class Figure(NamedTuple):
@@ -50,7 +50,7 @@ class Figure(NamedTuple):
 def plain_steps(
     network: Network, optimizer_name: str, x: Tensor, y: Tensor, batch: int, place: Place = CPU
 ) -> Iterator[Span]:
-    """Trains a plain network; yields the time of each step."""
+    """Train a plain PyTorch network endlessly, and yield the time of each step."""
     model = place.put(classifier_of(network))
     optimizer = make_optimizer(optimizer_name, model.parameters())
     criterion = nn.CrossEntropyLoss()
@@ -67,34 +67,34 @@ def plain_steps(
 
 
 def timed(work: Callable[[], object], place: Place) -> float:
-    """Seconds of a call."""
+    """Call ``work``, and return the seconds that it took."""
     began = place.mark()
     work()
     return Span(began, place.mark()).seconds
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors that Python holds, each storage once."""
-    gc.collect()  # the training before this one left its data and model in reference cycles
+    """Return the bytes of all existing tensors; tensors that share memory count once."""
+    gc.collect()  # data and model of an earlier training are in reference cycles
     tensors = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter)]
     tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 class Meter(SupervisedPlugin):
-    """Measures a task after its first epoch: steps in one epoch, the loop in the next one, and so on.
+    """Plugin that measures a task's training after its first epoch: single steps and whole epochs, in turn.
 
     Args:
-        plain: the times of plain steps.
-        steps: steps per epoch.
-        rounds: how many epochs of each kind.
-        place: where they run.
+        plain: iterator that runs a plain step, and yields its time.
+        steps: number of steps per epoch.
+        rounds: number of epochs to measure by step, and number of epochs to measure as a whole.
+        place: device on which both run.
 
     Attributes:
-        steps: each with the plain one in front of it.
-        loops: each with the plain one behind it.
-        began, ended: when the first epoch began, and the last one ended.
-        held: bytes of all tensors behind the backward pass of the task's second epoch.
+        steps: pairs (time of a step, time of the plain step before it).
+        loops: pairs (time of an epoch, time of an epoch of plain steps after it).
+        began, ended: start of the first epoch, and end of the last epoch.
+        held: bytes of all tensors after the last backward pass of the task's first epoch.
     """
 
     def __init__(self, plain: Iterator[Span], steps: int, rounds: int, place: Place) -> None:
@@ -118,7 +118,7 @@ class Meter(SupervisedPlugin):
             self.step_began = self.place.mark()
 
     def after_backward(self, strategy: Any, **kwargs: Any) -> None:
-        if not self.held and strategy.clock.train_exp_iterations == self.n_steps - 1:  # in the epoch without figures
+        if not self.held and strategy.clock.train_exp_iterations == self.n_steps - 1:  # in the epoch not measured
             self.held = live_bytes()
 
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
@@ -136,22 +136,22 @@ class Meter(SupervisedPlugin):
 
 
 def ratios(pairs: Sequence[tuple[Span, Span]]) -> Figure:
-    """Of the first of each pair to the second."""
+    """Return median and quartiles of the ratio (first time ÷ second time) over ``pairs``."""
     return Figure.of([own.seconds / plain.seconds for own, plain in pairs])
 
 
 def measure(
     name: str, network: Network, optimizer: str, batch: int, steps: int, rounds: int, place: Place = CPU
 ) -> dict[str, Figure]:
-    """Figures of a contestant, by measure.
+    """Measure the costs of the strategy ``name``; return measure → median and quartiles.
 
-    * ``step``: from zeroing gradients to the updated parameters, to a plain step.
-    * ``loop``: an epoch through Avalanche's loop with loading and all events, to a plain loop.
-    * ``evaluation``: of some mini-batches, to a plain forward pass over them.
-    * ``start`` and ``end`` of a task, ``unlearn first`` and ``unlearn later``: in plain steps.
-    * ``memory``: bytes of all tensors held while a task trains, beyond a plain training's parameters, gradients and
-      data, in copies of the network. ``trajectory``: bytes of all tasks, likewise.
-    * ``subnormals``: numbers per step.
+    * ``step``: from zeroing gradients to the updated parameters; time relative to a plain step.
+    * ``loop``: time of an epoch in Avalanche's loop, with loading and all events, relative to an epoch of plain steps.
+    * ``evaluation``: time to evaluate some mini-batches, relative to plain forward passes.
+    * ``start`` and ``end`` of a task, ``unlearn first`` and ``unlearn later``: times in plain steps.
+    * ``memory``: bytes of all tensors during a task's training, without a plain training's parameters, gradients and
+      data, in copies of the network. ``trajectory``: bytes of all tasks' updates, in copies of the network.
+    * ``subnormals``: subnormal numbers per step.
     """
     tasks = 1 + EARLIER.get(name, 1)
     x, y = digit_tasks(network.input_shape, batch * steps, tasks)
@@ -175,7 +175,7 @@ def measure(
     began = place.mark()
     strategy.train(benchmark.train_stream[-1])
     ended = place.mark()
-    strategy.plugins = [plugin for plugin in strategy.plugins if plugin not in (meter, watch)]  # the first holds data
+    strategy.plugins = [plugin for plugin in strategy.plugins if plugin not in (meter, watch)]  # meter contains data
     step = median(plain.seconds for _, plain in meter.steps)
     found = {
         "step": ratios(meter.steps),
@@ -195,7 +195,7 @@ def measure(
     found["evaluation"] = Figure.of(evaluations)
     bytes_of_parameters = sum(p.numel() * p.element_size() for p in classifier_of(network).parameters())
     loaded = x[of_last].nbytes + y[of_last].nbytes  # the loader's copy of the task's data
-    extra = meter.held - without - loaded - 2 * bytes_of_parameters  # and its own parameters and gradients
+    extra = meter.held - without - loaded - 2 * bytes_of_parameters  # parameters and gradients
     found["memory"] = Figure.of([extra / bytes_of_parameters])
     recorder = find_plugin(strategy, TrajectoryPlugin)
     if recorder is not None:

@@ -1,4 +1,4 @@
-"""Networks that costs are measured on, their optimizers, and two tasks of real digits to train them with."""
+"""Networks for the cost measurements, their optimizers, and tasks of handwritten digits to train them on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
 
 
 def small_image_resnet18() -> nn.Module:
-    """torchvision's ResNet-18 with the usual stem for 32×32 images, without its classifier."""
+    """Return torchvision's ResNet-18 without classifier, with the usual first layers for 32×32 images."""
     net = torchvision.models.resnet18()
     net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     net.maxpool = nn.Identity()
@@ -33,7 +33,7 @@ def small_image_resnet18() -> nn.Module:
 
 
 def small_transformer() -> nn.Module:
-    """torchvision's VisionTransformer for 32×32 images: width 192 and 3 heads as ViT-Tiny, 4 layers, no classifier."""
+    """Return torchvision's VisionTransformer for 32×32 images, without classifier: ViT-Tiny's width 192, 4 layers."""
     net = torchvision.models.VisionTransformer(
         image_size=32, patch_size=8, num_layers=4, num_heads=3, hidden_dim=192, mlp_dim=768
     )
@@ -42,14 +42,14 @@ def small_transformer() -> nn.Module:
 
 
 def base_transformer() -> nn.Module:
-    """torchvision's ViT-B/16 for 224×224 images, without its classifier: 86 million parameters."""
+    """Return torchvision's ViT-B/16 for 224×224 images, without classifier: 86 million parameters."""
     net = torchvision.models.vit_b_16()
     net.heads = nn.Identity()
     return net
 
 
 class Network(NamedTuple):
-    """A backbone to be timed: mini-batches per epoch, epochs that the first task is learned for."""
+    """Backbone to measure, with its mini-batch size, mini-batches per epoch, and epochs of the tasks before."""
 
     make: Callable[[], nn.Module]
     input_shape: tuple[int, ...]
@@ -70,9 +70,10 @@ NETWORKS = {
 
 
 def digit_tasks(shape: tuple[int, ...], n: int, tasks: int = 2) -> tuple[Tensor, Tensor]:
-    """``n`` images of digits with a shape and their labels, then the same with permuted pixels, labels from 10 on, ….
+    """Return inputs and labels of ``tasks`` tasks: ``n`` images of digits; later tasks have permuted pixels.
 
-    Enlarged, with some noise, one label in twenty wrong so that the loss stays above 0.
+    Each sample has the given ``shape``; labels of task ``t`` start at 10 · t. Images are enlarged and noisy, and one
+    label in twenty is random, so that the loss stays above 0.
     """
     small, labels = task_data(SplitDigits(1).train_stream[0])
     generator = torch.Generator().manual_seed(0)
@@ -92,5 +93,5 @@ def digit_tasks(shape: tuple[int, ...], n: int, tasks: int = 2) -> tuple[Tensor,
 
 
 def classifier_of(network: Network) -> nn.Module:
-    """The plain network with a classifier: what every figure is a ratio to."""
+    """Return the network with a linear classifier, for the plain training that all costs are compared with."""
     return nn.Sequential(network.make(), nn.Linear(network.features, N_CLASSES))

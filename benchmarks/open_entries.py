@@ -1,11 +1,11 @@
-"""Time of layers over the open entries of their weights, as a ratio to the same layers over all entries.
+"""Measure the time of layers that compute only open units and inputs, relative to the same layers with all of them.
 
     python -m benchmarks.open_entries [--rounds N]
 
-Forward and backward pass on one thread, for open shares of units and inputs, medians over rounds in which both ran one
-after the other. From these are the bounds in :mod:`avalanche_amnesia.unit_graph.masking` and
-:mod:`avalanche_amnesia.unit_graph.graph`: up to which share of a weight, and from which products saved on, it pays to
-pick open entries.
+Forward and backward passes on one thread, for several shares of open units and inputs; medians over rounds that run
+both variants, one after the other. These times determine the bounds in :mod:`avalanche_amnesia.unit_graph.masking` and
+:mod:`avalanche_amnesia.unit_graph.graph`: the largest share of open entries, and the smallest number of saved products,
+for which leaving out entries saves time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ LAYERS = {
     "conv 64-64 3×3, 16 images 32×32": ((64, 64, 3, 3), (16, 64, 32, 32)),
     "conv 256-256 3×3, 16 images 8×8": ((256, 256, 3, 3), (16, 256, 8, 8)),
 }
-"""Shapes of weight and input."""
+"""Layer → shapes of its weight and its input."""
 SHARES = (0.3, 0.5, 0.7, 0.8)
-"""Of units, and of inputs, that are open."""
+"""Shares of open units and of open inputs."""
 
 
 def seconds(run: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> float:
-    """CPU time of a forward and a backward pass."""
+    """Return the CPU seconds of a forward and a backward pass of ``run``."""
     x.grad = weight.grad = None
     began = time.process_time()
     run(x, weight).sum().backward()
@@ -46,7 +46,7 @@ def seconds(run: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) 
 
 
 def ratio(layer: str, share: float, rounds: int) -> tuple[float, float]:
-    """Time over open entries to that over all, and the products that are saved."""
+    """Return two numbers: time with open entries only ÷ time with all entries, and number of saved products."""
     of_weight, of_input = LAYERS[layer]
     torch.manual_seed(0)
     weight, x = torch.randn(of_weight, requires_grad=True), torch.randn(of_input, requires_grad=True)

@@ -1,9 +1,10 @@
-"""Steps of CLArena's HAT and AdaHAT beside plain steps of the same network; runs in an environment that has CLArena.
+"""Measure training steps of CLArena's HAT and AdaHAT, relative to plain steps; needs an environment with CLArena.
 
     PYTHON -m benchmarks.peer_clarena TASKS.pt ROUNDS
 
-``TASKS.pt`` holds two tasks' inputs ``(samples, inputs)`` and labels from 0, widths, batch size, epochs of the first
-task and learning rate. Its modules are driven without Lightning's loop, which costs extra. Prints ratios as JSON.
+``TASKS.pt`` contains two tasks' inputs ``(samples, inputs)`` and labels from 0, layer widths, batch size, epochs of the
+first task, and learning rate. CLArena's classes are called without Lightning's loop, which would add time. Prints
+ratios as JSON.
 """
 
 import json
@@ -24,14 +25,14 @@ N_CLASSES = 10
 
 
 class Masks(dict[int, Any]):
-    """Masks by task: AdaHAT asks in strings for what is kept under numbers."""
+    """Dict of masks by task number that also accepts numbers as strings, because CLArena's AdaHAT uses both."""
 
     def __missing__(self, key: str) -> Any:
         return self[int(key)]
 
 
 def driven(kind: type) -> type:
-    """A method of CLArena's without a trainer: the three things that a step asks of it are here."""
+    """Return a subclass of a CLArena method whose training steps need no Lightning trainer."""
 
     class Driven(kind):
         trainer = SimpleNamespace(num_training_batches=0)
@@ -47,7 +48,7 @@ def driven(kind: type) -> type:
 
 
 def made(kind: type, tasks: dict[str, Any], **options: Any) -> Any:
-    """A fresh method on the network of widths ``tasks["widths"]``."""
+    """Return a new CLArena method of class ``kind``, with a network of the layer widths ``tasks["widths"]``."""
     inputs, *hidden, features = tasks["widths"]
     backbone = HATMaskMLP(input_dim=inputs, hidden_dims=hidden, output_dim=features, gate="sigmoid")
     backbone.masks = Masks()
@@ -56,7 +57,7 @@ def made(kind: type, tasks: dict[str, Any], **options: Any) -> Any:
 
 
 def ratios(method: Any, tasks: dict[str, Any], rounds: int) -> list[float]:
-    """CPU time of steps of the second task's last epochs, each to that of the plain step before it."""
+    """Train both tasks; return CPU time ÷ CPU time of a plain step, for each step of the second task's last epochs."""
     inputs, *hidden, features = tasks["widths"]
     widths = [inputs, *hidden, features]
     layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""CLArena timed beside ours: in an environment of its own, on the same data and network."""
+"""Measure CLArena for comparison, in a separate Python environment, on the same data and network."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from benchmarks.networks import N_CLASSES, Network, digit_tasks
 
 CLARENA = "clarena==1.1.0"
 WIDTHS = {"mlp": (784, 256, 256), "wide": (784, 2000, 2000), "mlp3": (784, 256, 100, 64)}
-"""Networks that it can build: name in :data:`~benchmarks.networks.NETWORKS` → widths."""
+"""Networks that CLArena can build: name in :data:`~benchmarks.networks.NETWORKS` → layer widths."""
 ROOT = Path(__file__).parents[1]
 
 
 class PeerMissingError(RuntimeError):
-    """A peer can't be timed here."""
+    """Error: CLArena can't be installed, run, or build the network."""
 
 
 def clarena_python() -> Path:
-    """Python of an environment with CLArena, made where there is none.
+    """Return the path of Python in an environment with CLArena; create the environment if it does not exist.
 
     Raises:
-        PeerMissingError: where it can't be installed.
+        PeerMissingError: CLArena can't be installed.
     """
     folder = ROOT / "build" / "clarena"
     python = folder / "bin" / "python"
@@ -40,10 +40,10 @@ def clarena_python() -> Path:
 
 
 def time_clarena(name: str, network: Network, batch: int, steps: int, rounds: int) -> dict[str, Figure]:
-    """Steps of its HAT and AdaHAT, to plain ones in its process, with SGD.
+    """Measure steps of CLArena's HAT and AdaHAT with SGD, relative to plain steps; return method → median, quartiles.
 
     Raises:
-        PeerMissingError: for a network that it can't build, or where it can't be installed or run.
+        PeerMissingError: CLArena can't build the network, or can't be installed or run.
     """
     if name not in WIDTHS:
         raise PeerMissingError(f"CLArena's masked networks have no {name}")

@@ -1,4 +1,4 @@
-"""Where costs are measured: a device and its clock, the precision of forwards, the layout of images."""
+"""Device of a cost measurement, with its clock, the precision of forward passes, and the memory layout of images."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 Mark = float | torch.cuda.Event
-"""A moment: of the processor's time, or in the order of a GPU's work."""
+"""A point in time: CPU time of the process in seconds, or an event in a GPU's stream."""
 
 
 class Span(NamedTuple):
-    """Time between two moments. Of a GPU it is asked for when all is over: asking waits for its work."""
+    """Time between two marks; on a GPU, read ``seconds`` only at the end, because it waits for the GPU's work."""
 
     began: Mark
     ended: Mark
@@ -28,12 +28,12 @@ class Span(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A device, and how networks run on it.
+    """Device and settings with which networks run in a measurement.
 
     Attributes:
-        device: all data and networks lie on it.
-        bfloat16: whether forwards run under autocast.
-        channels_last: whether the channels of images and of their weights lie last in memory.
+        device: device of all data and networks.
+        bfloat16: True to run forward passes under autocast.
+        channels_last: True for PyTorch's memory format ``channels_last`` for images and convolution weights.
     """
 
     device: torch.device = torch.device("cpu")
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     channels_last: bool = False
 
     def mark(self) -> Mark:
-        """This moment; CPU time of the process, where there is no GPU."""
+        """Return the current point in time: on a GPU a new event, else the process's CPU time."""
         if self.device.type != "cuda":
             return time.process_time()
         event = torch.cuda.Event(enable_timing=True)
@@ -49,21 +49,21 @@ class Place(NamedTuple):
         return event
 
     def put(self, model: nn.Module) -> nn.Module:
-        """The model, on the device and in the layout."""
+        """Move a model to the device and its memory format, and return it."""
         model = model.to(self.device)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model
 
     def put_images(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs ``(n, …)``, likewise."""
+        """Return inputs ``(n, …)`` on the device and, if they are images, in its memory format."""
         x = x.to(self.device)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
     def precision(self) -> AbstractContextManager[object]:
-        """Context of a forward."""
+        """Return a context in which forward passes run in the chosen precision."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def lower(self, strategy: Any) -> None:
-        """Let a strategy's forwards run in the precision."""
+        """Make a strategy's forward passes run in the chosen precision."""
         place, kind = self, type(strategy)
 
         class Lowered(kind):  # type: ignore[misc, valid-type]
@@ -71,7 +71,7 @@ class Place(NamedTuple):
                 with place.precision():
                     return super().forward()
 
-        if self.bfloat16:  # no attribute: requests look through all of them for what was learned
+        if self.bfloat16:  # a new class, because unlearning searches all attributes for learned values
             strategy.__class__ = Lowered
 
     def __str__(self) -> str:

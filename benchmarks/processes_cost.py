@@ -1,13 +1,13 @@
-"""One training on 1 and 2 processes (gloo), one thread each: speed-up and its bound, cost of the reduction.
+"""Measure one training on 1 and on 2 processes (gloo, one thread each): speed-up, its bound, cost of the reduction.
 
     make bench ARGS="--processes --network mlp resnet18 --steps 12"
     make bench ARGS="--processes --network resnet18 --batch 128 --only DisjointSubnets"
 
-Both sizes of the group train the same two tasks in turn, a process for each core. Times are wall-clock times of the
-second task's steps, medians over rounds: with another job on the machine they mean nothing, and only the columns of CPU
-time can be compared. The bound is the speed-up of two processes at once that each train alone, on half of the
-mini-batch: no data-parallel training can gain more. The time of the reduction is that in `summed`, in which the faster
-process also waits for the slower one.
+One and two processes train the same two tasks in turn, with one core per process. Times are wall-clock times of the
+second task's steps, medians over rounds. If other jobs run on the machine, only the columns with CPU times are
+meaningful. The bound is the speed-up of two independent processes that each train on half of the mini-batch; no
+data-parallel training can be faster. The time of the reduction is the time in `summed`, which includes waiting for the
+slower process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LARGE_BATCH = {"mlp": 256, "resnet18": 64}
 
 
 class Clock(SupervisedPlugin):
-    """Wall-clock and CPU time of each step of the last task."""
+    """Plugin that records wall-clock and CPU time at the start of each step of the last task."""
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         self.began: list[tuple[float, float]] = []
@@ -48,7 +48,7 @@ class Clock(SupervisedPlugin):
 
 
 def measured(name: str, method: str, steps: int, batch: int) -> dict[str, float]:
-    """Train two tasks; return milliseconds per step, of these in the reduction, and numbers sent per step."""
+    """Train two tasks; return milliseconds per step (wall clock, CPU, reduction), and numbers sent per reduction."""
     network = NETWORKS[name]
     torch.manual_seed(0)
     x, y = torch.randn(2 * steps * batch, *network.input_shape), torch.arange(2 * steps * batch) % 20
@@ -87,7 +87,7 @@ def _join(rank: int, n: int, place: str | None, results: Any, arguments: tuple[A
 
 
 def at_once(n: int, *arguments: Any, together: bool) -> dict[str, float]:
-    """Measure in ``n`` processes, which train one model ``together`` or one each; return the first's figures."""
+    """Measure ``n`` processes that train one model ``together`` or one model each; return the first one's results."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         results = context.Queue()
@@ -104,7 +104,7 @@ def at_once(n: int, *arguments: Any, together: bool) -> dict[str, float]:
 def table(
     networks: Sequence[str], methods: Sequence[str], steps: int, rounds: int, batches: Sequence[int] | None = None
 ) -> str:
-    """Measure all, and return a table of it as Markdown; without ``batches``, of ``LARGE_BATCH`` alone."""
+    """Measure all networks and methods, and return a Markdown page; ``batches``: default ``LARGE_BATCH``."""
     lines = [f"# One training on two processes\n\n{inspect.cleandoc(__doc__ or '')}\n"]
     lines += [f"{platform.machine()}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}\n"]
     lines += [

@@ -1,4 +1,4 @@
-"""Subnormal numbers in the steps of a training, counted: processors compute several times as slowly with them."""
+"""Counting of subnormal numbers in training steps, because CPUs compute several times more slowly with them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from avalanche_amnesia.optimizers import BareStep
 
 
 def count_subnormals(values: Iterable[Any]) -> int:
-    """Number of entries, in the floating tensors among some values, below their type's smallest normal number."""
+    """Return the number of subnormal entries in the floating-point tensors among ``values``."""
     tensors = [value.detach() for value in values if isinstance(value, Tensor) and value.is_floating_point()]
     return sum(int(((t != 0) & (t.abs() < torch.finfo(t.dtype).tiny)).sum()) for t in tensors)
 
 
 class _EveryResult(TorchDispatchMode):
-    """Counts in what any operation returns or writes: forward, backward, optimizers."""
+    """Dispatch mode that counts subnormal numbers in the results of all operations: forward, backward, optimizers."""
 
     def __init__(self, left_out: torch.Size) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _EveryResult(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if "empty" in func._schema.name:  # holds whatever lay in that memory before
+        if "empty" in func._schema.name:  # the tensor's values are uninitialised memory
             return result
         seen = tree_leaves((args, result) if func._schema.is_mutable else result)
         found = count_subnormals(t for t in seen if isinstance(t, Tensor) and t.shape != self.left_out)
@@ -42,18 +42,18 @@ class _EveryResult(TorchDispatchMode):
 
 
 class SubnormalWatch(SupervisedPlugin):
-    """Looks at every operation of every n-th of some training iterations, and at what is left behind it.
+    """Plugin that counts subnormal numbers in some training iterations: in all operations, and in the state after them.
 
-    The gate's own arithmetic, one number per unit, is exact on purpose and left out; its embedding's gradient and
-    moments are not.
+    The gate's own operations, with one number per unit, are not counted, because subnormal numbers are intended there.
+    The gradient and the moments of its embedding are counted.
 
     Args:
-        every: n.
-        of: whether an iteration of a strategy is one of those; by default each is.
+        every: count in every ``every``-th iteration.
+        of: function of the strategy; returns True if the current iteration may be counted. Default: always.
 
     Attributes:
-        steps: iterations that were looked at.
-        found: operation, or what was left behind → subnormal numbers.
+        steps: number of iterations with counts.
+        found: operation, or kind of state (parameters, gradients, moments) → number of subnormal numbers.
     """
 
     def __init__(self, every: int, of: Callable[[Any], bool] = lambda strategy: True) -> None:
@@ -86,6 +86,6 @@ class SubnormalWatch(SupervisedPlugin):
 
 
 def optimizers_of(strategy: Any) -> list[Optimizer]:
-    """The strategy's optimizer, and those that its plugins have of their own."""
+    """Return the strategy's optimizer, and all optimizers of its plugins."""
     own = [value.optimizer for p in strategy.plugins for value in vars(p).values() if isinstance(value, BareStep)]
     return [strategy.optimizer, *own]

@@ -1,16 +1,16 @@
-"""Cost of learning and unlearning by sums (RanPAC), in milliseconds of CPU time on one thread.
+"""Measure the cost of learning and unlearning with RanPAC, by sums of features: CPU milliseconds on one thread.
 
     python -m benchmarks.sums_cost [--width M] [--tasks T] [--rounds N] [--device cuda]
 
-Medians over rounds, on random features of width M, 200 samples a task:
+Medians over rounds, on random features of width M, with 200 samples per task:
 
-    add        64 samples added to the sums of a task
-    subtract   one sample subtracted, and 10,000 at once
-    head       the regression from the sums: with a given ridge, and with a cross-validated one
+    add        add 64 samples to the sums of a task
+    subtract   subtract one sample, and about 10,000 at once
+    head       solve the regression from the sums: with a given ridge, and with a cross-validated one
     request    `strategy.unlearn` of a sample and of a task: plan, hashes of all tensors, record
-    hashes     one hash of all tensors of the model, for comparison
-    drift      the largest relative error of the inverse that ACU keeps, in float32 and float64, after 1,000 samples
-               were added and removed one by one (Sherman-Morrison; Tang et al., 2025, arXiv 2505.12239); sums have none
+    hashes     hash all tensors of the model once, for comparison
+    drift      largest relative error of the inverse matrix that ACU stores, in float32 and float64, after adding and
+               removing 1,000 samples one by one (Sherman-Morrison; Tang et al., 2025, arXiv 2505.12239); sums have none
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def of_requests(width: int, tasks: int, rounds: int, device: torch.device) -> di
 
 
 def drift(width: int, dtype: torch.dtype) -> float:
-    """Relative error of an inverse after 1,000 samples were added and removed in another order."""
+    """Return the relative error of an inverse matrix after adding 1,000 samples and removing them in another order."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2000, width, generator=generator, dtype=torch.float64)
     exact = torch.linalg.inv(x[1000:].T @ x[1000:] + torch.eye(width, dtype=torch.float64))

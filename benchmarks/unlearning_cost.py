@@ -1,17 +1,17 @@
-"""Cost of unlearning a task of a large network, and of being prepared for it.
+"""Measure the cost of unlearning a task of a large network, and of preparing counterfactual heads for it.
 
     python -m benchmarks.unlearning_cost [--network mlp|resnet18] [--tasks T] [--rounds N] [--threads N]
 
 AmnesiacHAT trains a few tasks for a few steps each. Then, medians over rounds:
 
-    plan      `strategy.plan_unlearning`: the request worked out, nothing changed
-    unlearn   `strategy.unlearn`: worked out again, and applied; a failure behind it puts the round's task back
-    hashes    of that, two passes over the whole model that look for changed tensors; those are hashed besides
-    step      a plain PyTorch step of the same network, for comparison
-    heads     preparing the last task's counterfactual heads, beside one forward pass over the same samples, in
-              mini-batches of whichever of two sizes is quicker
+    plan      `strategy.plan_unlearning`: compute the changes, without making them
+    unlearn   `strategy.unlearn`: compute and apply the changes; an error at its end restores the task
+    hashes    part of `unlearn`: two passes over the model that look for changed tensors, without the hashes of these
+    step      plain PyTorch step of the same network, for comparison
+    heads     prepare the last task's counterfactual heads, and, for comparison, one forward pass over the same samples
+              (with the faster of two mini-batch sizes)
 
-``ms`` is CPU time of all threads, so that it holds on a busy machine; ``wall`` is the time that passed.
+``ms`` is CPU time of all threads, which depends little on other load; ``wall`` is wall-clock time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from benchmarks.networks import N_CLASSES, NETWORKS, Network
 
 
 class TakesBack(SupervisedPlugin):
-    """Fails when everything is done, so that one and the same unlearning can be timed again and again."""
+    """Plugin that fails at the end of an unlearning, which restores the task, so that it can be measured repeatedly."""
 
     on = False
 
@@ -51,7 +51,7 @@ class TakesBack(SupervisedPlugin):
 
 
 def trained(network: Network, batch: int, steps: int, tasks: int, samples: int = 0) -> tuple[Any, TakesBack, Any]:
-    """The strategy, what takes an unlearning back, and the last task's experience."""
+    """Train some tasks; return the strategy, its :class:`TakesBack` plugin, and the last task's experience."""
     n = max(batch * steps, samples)
     x = torch.randn(n, *network.input_shape, generator=torch.Generator().manual_seed(0))
     y = torch.arange(n) % N_CLASSES
@@ -73,7 +73,7 @@ def milliseconds(work: Callable[[], Any], rounds: int) -> float:
 
 
 def unlearning(strategy: Any, takes_back: TakesBack, task: int, rounds: int) -> tuple[float, float]:
-    """Milliseconds of CPU time, and those that passed."""
+    """Unlearn a task in every round; return median milliseconds of CPU time and of wall-clock time."""
     takes_back.on, used, passed = True, [], []
     for _ in range(rounds):
         began = time.process_time(), time.perf_counter()
@@ -88,14 +88,14 @@ def unlearning(strategy: Any, takes_back: TakesBack, task: int, rounds: int) -> 
 
 @torch.no_grad()
 def heads(strategy: Any, experience: Any) -> tuple[float, float, int, int]:
-    """Milliseconds of a forward pass over a task's samples, and of its heads; numbers of heads and their sources."""
+    """Return milliseconds of a forward pass and of preparing a task's heads, and numbers of heads and of sources."""
     plugin, unlearning_plugin = find_plugin(strategy, CounterfactualPlugin), find_plugin(strategy, UnlearningPlugin)
     assert plugin is not None
     assert unlearning_plugin is not None
     task, model = experience.task_label, strategy.model.eval()
-    strategy.experience = experience  # as while its training ends
+    strategy.experience = experience  # as at the end of the task's training
     x = experience.tensors[0]
-    batches = [x.split(batch) for batch in (BATCH_OF_LARGE, BATCH)]  # whichever is quicker on this machine
+    batches = [x.split(batch) for batch in (BATCH_OF_LARGE, BATCH)]  # the faster size depends on the machine
     forward = min(milliseconds(lambda b=b: [model(part, task) for part in b], 3) for b in batches)
     prepared = milliseconds(lambda: plugin.prepare(strategy, task, unlearning_plugin.ledger.unlearnable), 1)
     return forward, prepared, len(plugin.heads[task]), len(plugin.sources[task])

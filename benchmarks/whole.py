@@ -1,10 +1,10 @@
-"""Whole runs beside a plain PyTorch loop of as many steps: what a user pays for a stream of tasks, loading included.
+"""Measure whole runs on a stream of tasks, with data loading, relative to a plain PyTorch loop with as many steps.
 
-An MLP 784-256-256 learns permuted MNIST, 10,000 images per task, for two epochs of 200 mini-batches of 50; where there
-is no data root, permuted digits of that size.
-The plain loop takes its steps between those of the strategy, :data:`BLOCK` of each at a time, on the same tasks, so
-that whatever else the machine does meets both. Times are CPU times of one thread. A strategy is as its users build it:
-the events between which time is taken are watched from outside, and a rehearsal is a part of a task's start.
+An MLP 784-256-256 learns permuted MNIST, 10,000 images per task, for two epochs of 200 mini-batches of 50; without a
+data root, permuted digits in the same number and size.
+The plain loop trains the same tasks. Steps of both alternate, :data:`BLOCK` at a time, so that other load on the
+machine affects both. Times are CPU times of one thread. Strategies are built as by a user: the clock wraps the methods
+that call events, not the strategy. A rehearsal of a training counts as a part of the task's start.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from benchmarks.networks import N_CLASSES, NETWORKS, Network, classifier_of, dig
 METHODS = ("Naive", "HAT", "AdaHAT", "AmnesiacHAT", "AmnesiacHAT, no compensation", "WSN", "DisjointSubnets")
 BATCH, STEPS, EPOCHS = 50, 200, 2
 BLOCK = 10
-"""Steps of either kind in a row."""
+"""Number of steps of one kind in a row."""
 THIRDS = ("early", "middle", "late")
-"""Parts of a task's training, of as many steps each."""
+"""Parts of a task's training, with equal numbers of steps."""
 PARTS = {
     "heads": ((TaskEndPlugin, "settle_head"), (CounterfactualPlugin, "prepare")),
     "trajectory": ((TrajectoryPlugin, "before_training_exp"), (TrajectoryPlugin, "after_training_exp")),
 }
-"""Parts of a task's start and end: the methods whose time they are."""
+"""Parts of a task's start and end → the methods whose times are added."""
 OF_LAST = ("end", *PARTS)
-"""Measures of which the last task's are shown: they grow."""
+"""Measures shown only for the last task, because they grow with the number of tasks."""
 
 
 def stream(root: Path | None, tasks: int) -> Any:
-    """Permuted MNIST, where there is a data root; permuted digits else."""
+    """Return permuted MNIST if there is a data root, else permuted digits."""
     n = BATCH * STEPS
     if root is not None:
         return PermutedMNIST(tasks, n_train=n, n_test=100, root=root)
@@ -57,7 +57,7 @@ def stream(root: Path | None, tasks: int) -> Any:
 
 
 def plain_blocks(network: Network, optimizer_name: str, x: Tensor, y: Tensor) -> Iterator[float]:
-    """Trains a plain network on a task; yields the CPU time of each block of steps, with loading."""
+    """Train a plain network on a task, and yield the CPU seconds of each block of steps, with data loading."""
     model = classifier_of(network)
     optimizer = make_optimizer(optimizer_name, model.parameters())
     criterion = nn.CrossEntropyLoss()
@@ -74,12 +74,12 @@ def plain_blocks(network: Network, optimizer_name: str, x: Tensor, y: Tensor) ->
 
 
 class Clockwork:
-    """Times the training of one task, a block of plain steps in front of each of its own.
+    """Clock for the training of one task, which runs a block of plain steps before each block of the strategy's steps.
 
     Attributes:
-        blocks: time of each block of the strategy's, and of the plain one in front of it.
-        parts: time of each of :data:`PARTS`.
-        start, end: time before the first block, and behind the last one.
+        blocks: pairs (time of a block of the strategy's steps, time of the plain block before it).
+        parts: name in :data:`PARTS` → time.
+        start, end: time before the first block, and time after the last block.
     """
 
     def __init__(self, plain: Iterator[float]) -> None:
@@ -90,7 +90,7 @@ class Clockwork:
         self._of_plain = 0.0
 
     def time(self, strategy: Any, experience: Any) -> None:
-        """Train a task."""
+        """Train a task, and measure its times."""
         kind = type(strategy)
         with ExitStack() as stack:
             for name, methods in PARTS.items():
@@ -146,9 +146,10 @@ class Clockwork:
 
 
 def whole_run(contestant: Contestant, network: Network, optimizer: str, benchmark: Any) -> dict[str, list[float]]:
-    """Costs of one run: ``run`` as a ratio to the plain loop, all else per task.
+    """Train all tasks once; return the costs: ``run`` for the whole run, and all other measures per task.
 
-    Steps are ratios, by thirds of a task's training; ``start``, ``end`` and parts of them are in plain steps.
+    ``run`` and the thirds of a task's steps are ratios to the plain loop; ``start``, ``end`` and their parts are
+    times in plain steps.
     """
     strategy = contestant(network, optimizer, train_mb_size=BATCH, train_epochs=EPOCHS, eval_mb_size=BATCH)
     found: dict[str, list[float]] = {name: [] for name in (*THIRDS, "start", "end", *PARTS)}
@@ -174,7 +175,7 @@ def whole_run(contestant: Contestant, network: Network, optimizer: str, benchmar
 def measure_whole_runs(
     methods: Sequence[str], tasks: int, optimizer: str, rounds: int, root: Path | None
 ) -> list[dict[str, Any]]:
-    """Figures of several methods, over rounds of whole runs of each."""
+    """Run each method ``rounds`` times on the stream; return a row per method with median and quartiles."""
     network = NETWORKS["mlp"]._replace(input_shape=(1, 28, 28))
     runs: dict[str, list[dict[str, list[float]]]] = {method: [] for method in methods}
     benchmark = stream(root, tasks)
@@ -192,12 +193,12 @@ def measure_whole_runs(
 
 
 def figure(rounds: Sequence[Sequence[float]], name: str) -> Figure:
-    """Median and quartiles of a measure, over rounds of a value per task."""
+    """Return median and quartiles of a measure, over all tasks and rounds, or over the last task if in ``OF_LAST``."""
     return Figure.of([value for values in rounds for value in (values[-1:] if name in OF_LAST else values)])
 
 
 def table(tasks: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Figures of whole runs as Markdown."""
+    """Return the results of whole runs as a Markdown table."""
     names = [name for name in rows[0] if name != "method"]
     heads = [f"{name} of the last task" if name in OF_LAST else name for name in names]
     lines = [f"| {tasks} tasks | {' | '.join(heads)} |", "|---" * (1 + len(names)) + "|"]
@@ -208,5 +209,5 @@ def table(tasks: int, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def shown(of: Figure, *, whole: bool) -> str:
-    """A figure as text."""
+    """Return median and quartiles as text, rounded to integers if ``whole``."""
     return f"{of.median:.0f} ({of.low:.0f} to {of.high:.0f})" if whole else str(of)

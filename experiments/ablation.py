@@ -1,12 +1,12 @@
-"""Effect of each part of an unlearning: deletion, compensation and repair, a row each.
+"""Ablation of unlearning: the effects of deletion, compensation and repair, with one table row per combination.
 
     python experiments/ablation.py --root DATA
-    python experiments/ablation.py --root DATA --rows backup-before repair-joint    # adds or renews these rows
-    python experiments/ablation.py --rows                                 # table and figure alone
+    python experiments/ablation.py --root DATA --rows backup-before repair-joint    # only these rows
+    python experiments/ablation.py --rows                                 # no run, only table and figure
 
 Permuted MNIST, five tasks; requests for task 0 after task 1, task 1 after task 3, task 4 after itself. Writes
-``OUTPUT_seed<n>.json``, and from all of these ``OUTPUT.md`` and ``OUTPUT.png``. Every row is measured against the same
-references: models of its learning rule that were retrained without the forgotten tasks, or that never forgot.
+``OUTPUT_seed<n>.json`` per seed, and from all seeds ``OUTPUT.md`` and ``OUTPUT.png``. Rows with equal adjustment rules
+are compared with the same references: a model retrained without the unlearned tasks, and one that unlearned none.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from experiments.scaled_updates import ScaledUpdatesPlugin
 
 N_TASKS, DEADLINE = 5, 4
 REQUESTS = {1: [0], 3: [1], 4: [4]}
-SHOTS = 20  # labelled samples per class that the attacker with a linear probe has
+SHOTS = 20  # labelled samples per class to which an attacker fits a linear probe
 
 
 HAT_ROWS = {
@@ -104,7 +104,7 @@ def make_strategy(options, seed, obey=True, **settings):
 
 
 class Laboratory:
-    """One seed's stream, and the references of each learning rule."""
+    """Benchmark and reference models of one seed, with functions that run and measure one table row."""
 
     def __init__(self, options, seed):
         self.options, self.seed = options, seed
@@ -115,7 +115,7 @@ class Laboratory:
         self._references = {}
 
     def references(self, settings):
-        """References of a rule of learning, for all its rows: no deletion or compensation changes how it learns."""
+        """Return the references for the adjustment rule in ``settings``; no other setting affects how tasks train."""
         rule = {name: settings[name] for name in ("adjustment",) if name in settings}
 
         def make(**kwargs):
@@ -131,7 +131,7 @@ class Laboratory:
             return mean(accuracy(model(self.test[task][0], task), self.test[task][1]) for task in tasks)
 
     def accuracy_refitted(self, model, tasks):
-        """Accuracy with heads fitted anew to the training data, as counterfactual heads are: the fit's own gain."""
+        """Return the mean test accuracy of ``tasks`` with heads fitted again to the training data (a control)."""
         return mean(self._refitted(model, task) for task in tasks)
 
     def _refitted(self, model, task):
@@ -200,7 +200,7 @@ def path_of(options, seed):
 
 
 def load(path, settings):
-    """Load a file's rows; those of other settings can't stand beside each other."""
+    """Load the results in the file ``path`` (none if missing); exit if their settings differ from ``settings``."""
     if not path.exists():
         return {"settings": settings, "rows": {}}
     found = json.loads(path.read_text())
@@ -210,7 +210,7 @@ def load(path, settings):
 
 
 def cells(name, rows):
-    """A row of the table, from its seeds."""
+    """Return the cells of the table row ``name``, averaged over ``rows``, one per seed."""
 
     def average(measure):
         return mean(row[measure] for row in rows)
@@ -258,7 +258,7 @@ def table(by_row, settings, seeds):
 
 
 def figure(by_row):
-    """Accuracy difference, JSD with its floor, and what the old head still reads: a bar each, a dot per seed."""
+    """Plot accuracy difference, JSD with its noise floor, and accuracy of old heads: a bar per row, a dot per seed."""
     picture = Figure(figsize=(10, 0.3 * len(by_row) + 1.4), layout="constrained")
     panels = picture.subplots(1, 3, sharey=True)
     names = list(by_row)

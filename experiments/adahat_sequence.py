@@ -1,9 +1,10 @@
-"""AdaHAT on a stream as in its paper, twenty tasks of permuted MNIST with all images, by the metrics of its paper.
+"""AdaHAT on the stream of its paper (twenty tasks of permuted MNIST, all images), with the metrics of the paper.
 
     python -m experiments.adahat_sequence --root DATA --seeds 1 2
     python -m experiments.adahat_sequence --root DATA --seeds 1 2 --authors     # where clarena 1.1.0 is installed
 
-Adds to ``experiments/results/adahat_sequence.json`` and writes the table beside it; what is there is not run again.
+Adds results to ``experiments/results/adahat_sequence.json``, skips runs that it contains, and writes the table next to
+it.
 """
 
 import argparse
@@ -35,7 +36,7 @@ ON_GRADIENTS = {
     "random rates": RandomRule(space="gradient"),
     "no protection": ConstantRule(1.0, space="gradient"),
 }
-"""Adjustment rules as the authors' code has them, under Adam, whose one learning rate is the embeddings', too."""
+"""Adjustment rules as in the authors' code. One Adam with one learning rate trains both weights and embeddings."""
 AS_THEIRS = HardAttention(embedding_lr=STREAM.lr)
 OURS = {f"{name}, on gradients": (AS_THEIRS, rule) for name, rule in ON_GRADIENTS.items()} | {
     "HAT, on updates": (AS_THEIRS, AdjustmentRule()),
@@ -72,7 +73,7 @@ COLUMNS = {"AA": "end", "learned": "learned", "BWT": "bwt", "FR": "fr", "capacit
 
 
 def ours(name, benchmark, seed):
-    """Accuracy of each task after its training, then at the end, and the capacity that is left."""
+    """Train our strategy ``name``; return each task's accuracy after its training and at the end, and free capacity."""
     masks, rule = OURS[name]
     torch.manual_seed(seed)
     model = MaskedModel(STREAM.network())
@@ -86,7 +87,7 @@ def ours(name, benchmark, seed):
 
 
 def together(benchmark, seed):
-    """The same of a network that learns all tasks at once, a mini-batch of one of them in every step."""
+    """Train all tasks jointly, with mini-batches of one task each; return values as :func:`ours`, capacity None."""
     torch.manual_seed(seed)
     model = MultiHeadModel(STREAM.network())
     for experience in benchmark.train_stream:
@@ -106,7 +107,7 @@ def together(benchmark, seed):
 
 
 def theirs(mode, benchmark, seed):
-    """The same of the authors' code."""
+    """Train the authors' code with the adjustment ``mode``; return values as :func:`ours`."""
     from clarena.backbones import HATMaskMLP
     from clarena.cl_algorithms import HAT as AuthorsHAT
     from clarena.cl_algorithms import AdaHAT as AuthorsAdaHAT
@@ -133,7 +134,7 @@ def theirs(mode, benchmark, seed):
     learned = []
     for task, experience in enumerate(benchmark.train_stream):
         x, y = task_data(experience)
-        method.setup_task_id(task + 1, N_CLASSES, partial(Adam, lr=STREAM.lr), None)  # theirs count from 1
+        method.setup_task_id(task + 1, N_CLASSES, partial(Adam, lr=STREAM.lr), None)  # CLArena counts tasks from 1
         method.optimizer = method.configure_optimizers()["optimizer"]
         method.train()
         method.on_train_start()
@@ -162,7 +163,7 @@ def run(method, seed, root):
 
 
 def values(row, joint):
-    """What the table shows of a row."""
+    """Return column name → number for a result ``row``; ``joint`` is the result of training all tasks jointly."""
     learned, end, chance = row["learned"], row["end"], 1 / N_CLASSES
     found = {"end": 100 * mean(end), "learned": 100 * mean(learned)}
     found["bwt"] = 100 * mean(b - a for a, b in zip(learned[:-1], end[:-1], strict=True))

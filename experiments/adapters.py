@@ -1,9 +1,9 @@
-"""Adapters on a network that was trained on five classes of CIFAR-10, for five tasks of the others, with requests.
+"""Adapters on a frozen network: pretrained on five classes of CIFAR-10, then five tasks of the other five classes.
 
-    python -m experiments.adapters --root DATA --validation 101      # held out training images: every rate
-    python -m experiments.adapters --root DATA --test 21             # test images: each method's best rate
+    python -m experiments.adapters --root DATA --validation 101      # held-out training images: every learning rate
+    python -m experiments.adapters --root DATA --test 21             # test images: each method's best learning rate
 
-Adds to ``experiments/results/adapters.json`` and writes the table beside it; what is there is not run again.
+Adds results to ``experiments/results/adapters.json``, skips runs that it contains, and writes the table next to it.
 """
 
 import time
@@ -35,10 +35,10 @@ OUTPUT = Path("experiments/results/adapters.json")
 
 
 def residual():
-    """A small residual network; features ``(batch, 256)``."""
+    """Return a small residual network for images of 32 × 32 pixels; features ``(batch, 256)``."""
     channels = (32, 64, 128, 256)
     network = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=0, channels=channels, stem_width=16, stem_type="deep")
-    network.maxpool = nn.Identity()  # images of 32 × 32
+    network.maxpool = nn.Identity()  # images of 32 × 32 pixels are too small for it
     network.features = channels[-1]
     return network
 
@@ -47,7 +47,7 @@ NETWORKS = {"convolutional": SmallConvNet, "residual": residual}
 
 
 class LowRank(nn.Module):
-    """A convolution as it is, and a low-rank update beside it that begins at zero."""
+    """Sum of an unchanged convolution and a trainable low-rank convolution, which is initially zero."""
 
     def __init__(self, layer):
         super().__init__()
@@ -68,7 +68,7 @@ def images_of(root, validation):
 
 @cache
 def pretrained(name, seed, root, validation):
-    """A network trained on the classes that no task has; the same for all methods of a seed."""
+    """Return a network trained on the classes in ``KNOWN``, which no task has; cached, so all methods share it."""
     (x, y), _, prepare = images_of(root, validation)
     rows = (y < len(KNOWN)).nonzero()[:, 0]
     torch.manual_seed(seed)
@@ -99,7 +99,7 @@ METHODS = {
 
 
 def own_bytes(model, task):
-    """Bytes that only a task has: its head and its share of the weights, or its network."""
+    """Return the bytes of the tensors that belong only to ``task``: its head, and its weights or its whole network."""
     return sum(t.nbytes for t in model.heads[task].state_dict().values())
 
 

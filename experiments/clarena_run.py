@@ -1,13 +1,13 @@
-"""The authors' AmnesiacHAT (CLArena), on the images, orders and initial weights of our experiment.
+"""Run the authors' AmnesiacHAT (CLArena) with the images, sample orders and initial weights of our experiment.
 
-    python -m experiments.published_differences --root DATA --seeds 1 --export TASKS     # here: TASKS/seed1.pt
-    PYTHON -m experiments.clarena_run TASKS/seed1.pt --output seed1.json     # in an environment of its own
+    python -m experiments.published_differences --root DATA --seeds 1 --export TASKS     # writes TASKS/seed1.pt
+    PYTHON -m experiments.clarena_run TASKS/seed1.pt --output seed1.json     # PYTHON of a separate environment
 
-The second line imports nothing of this package, and needs torch and CLArena of commit 3b4fb656 of its repository
-(https://github.com/pengxiang-wang/continual-learning-arena) in an environment of its own. Release 1.1.0 on the index
-does not hold the method: its ``cl_algorithms/amnesiac_hat.py`` is no valid Python. The numbers kept here are of that
-commit's classes, transcribed onto the release. They are driven as the authors' pipeline drives them, without
-Lightning's loop; the model that never unlearned is theirs too, ``disable_unlearning=True``.
+The second command imports nothing from this package. It needs torch and CLArena at commit 3b4fb656 of its repository
+(https://github.com/pengxiang-wang/continual-learning-arena). Release 1.1.0 on PyPI does not contain the method: its
+``cl_algorithms/amnesiac_hat.py`` is not valid Python. The stored results are from the classes of that commit, copied
+into the release. This script calls the classes like the authors' pipeline, without Lightning's loop. The model that
+unlearns nothing is also the authors': ``disable_unlearning=True``.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from torch.optim import Adam
 from benchmarks.peer_clarena import N_CLASSES, Masks, driven
 
 OF_TRAINING = ("memory", "logits", "labels", "alpha")
-"""Options that the model which never unlearns depends on."""
+"""Options that affect the model that unlearns nothing."""
 
 
 def made(data: dict[str, Any], options: argparse.Namespace, *, unlearns: bool) -> Any:
-    """A fresh method, its backbone's weights those of the file."""
+    """Return the authors' method, untrained, with the initial backbone weights in ``data``."""
     torch.manual_seed(data["seed"])
     inputs, *hidden, features = data["widths"]
     backbone = AmnesiacHATMLP(inputs, hidden, features, "sigmoid", disable_unlearning=not unlearns)
@@ -41,7 +41,7 @@ def made(data: dict[str, Any], options: argparse.Namespace, *, unlearns: bool) -
     for layer, (weight, bias) in zip(backbone.fc, data["initial"], strict=True):
         layer.weight.data.copy_(weight)
         layer.bias.data.copy_(bias)
-    return driven(AmnesiacHAT)(  # its optimizer is the task's: the repair goes on with its state, as in their pipeline
+    return driven(AmnesiacHAT)(  # as in their pipeline, the repair continues with the state of the task's optimizer
         backbone,
         HeadsTIL(input_dim=features),
         buffer_size=options.memory,
@@ -57,14 +57,14 @@ def made(data: dict[str, Any], options: argparse.Namespace, *, unlearns: bool) -
 
 
 def batches(data: dict[str, Any], task: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mini-batches of a task, counted from 0, in the file's order."""
+    """Yield the mini-batches of one epoch of ``task`` (counted from 0), in the order stored in ``data``."""
     pixels = data["pixels"][task]
     for index in data["orders"][task][epoch].long().split(data["batch_size"]):
         yield data["x"][index][:, pixels], data["y"][index]
 
 
 def trained(data: dict[str, Any], options: argparse.Namespace, *, unlearns: bool) -> Any:
-    """The method after all tasks, and all requests where it obeys them."""
+    """Return the authors' method after training all tasks and, if ``unlearns``, processing all unlearning requests."""
     model = made(data, options, unlearns=unlearns)
     unlearner = AmnesiacHATUnlearn(
         model,
@@ -77,7 +77,7 @@ def trained(data: dict[str, Any], options: argparse.Namespace, *, unlearns: bool
     )
     requests = {after + 1: [task + 1 for task in tasks] for after, tasks in data["requests"].items()}
     gone: set[int] = set()
-    for task in range(1, len(data["orders"]) + 1):  # theirs count from 1
+    for task in range(1, len(data["orders"]) + 1):  # CLArena counts tasks from 1
         if unlearns:
             unlearnable = [t for t in range(1, task + 1) if t not in gone]
             unlearner.setup_task_id(task, requests, unlearnable, [])
@@ -98,7 +98,7 @@ def trained(data: dict[str, Any], options: argparse.Namespace, *, unlearns: bool
 
 @torch.no_grad()
 def accuracies(model: Any, data: dict[str, Any], tasks: list[int]) -> list[float]:
-    """Accuracy on the test images of tasks counted from 0, each through its binary mask and its head."""
+    """Return the test accuracy of each task in ``tasks`` (counted from 0), with the task's binary mask and head."""
     model.eval()
     result = []
     for task in tasks:
@@ -112,7 +112,7 @@ def _same(row: dict[str, Any], data: dict[str, Any], settings: dict[str, Any], n
 
 
 def main() -> None:
-    """Run one file's tasks, and write what was reached."""
+    """Run the tasks of one file with and without unlearning, and add the results to the output file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tasks", type=Path, help="file of experiments.published --export")
     parser.add_argument("--output", type=Path, required=True)

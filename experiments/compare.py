@@ -4,9 +4,9 @@
     python experiments/compare.py --benchmark rotated_digits --methods hat subtract amnesiac_hat
     python experiments/compare.py --benchmark permuted_mnist --root DATA --n-train 3000 --requests '{"1": [0]}'
 
-HAT and AdaHAT are controls here: they learn the same stream and obey no request. The others unlearn: AmnesiacHAT, WSN
-and the rivals by themselves, Naive, EWC, LwF, Replay and DER++ because two plugins make them. ``--controls`` runs every
-method twice more: one that does nothing, one that takes out heads (and masks) alone. Copy what you need.
+HAT and AdaHAT are controls: they learn the same stream but ignore all requests. All other methods unlearn: AmnesiacHAT,
+WSN, PALL, CLPU-DER++ and Independent by themselves; Naive, EWC, LwF, Replay and DER++ by two plugins. ``--controls``
+runs each method twice more: without unlearning, and deleting only heads (and masks). Copy the parts that you need.
 """
 
 import argparse
@@ -73,7 +73,7 @@ STOCK = {
     "ewc": (EWC, {"ewc_lambda": 1e4}),
     "lwf": (LwF, {"alpha": 1.0, "temperature": 2.0}),
     "replay": (Replay, {"mem_size": 250}),
-    "derpp": (Naive, {}),  # with DarkReplayPlugin: Avalanche's DER knows no heads
+    "derpp": (Naive, {}),  # with DarkReplayPlugin, because Avalanche's DER does not support multi-head models
 }
 CONTROLS = {"": True, "+nothing": False, "+head": "head"}
 MEASURES = {
@@ -107,14 +107,14 @@ def make_benchmark(options, seed):
 
 
 def make_strategy(method, options, seed, in_features, **kwargs):
-    torch.manual_seed(seed)  # the same initial bits at every call: the references rely on it
+    torch.manual_seed(seed)  # the references need the same initial bits at every call
     backbone = MLP(in_features, hidden=(256, 100), features=64)
     common = {"train_mb_size": options.batch, "train_epochs": options.epochs, "eval_mb_size": 512} | kwargs
     method, _, control = method.partition("+")
     if method in OWN:
         strategy, wrap, settings = OWN[method]
         model = wrap(backbone)
-        if strategy in (HAT, AdaHAT):  # requests are entered into the ledger, and nothing is unlearned
+        if strategy in (HAT, AdaHAT):  # the ledger records requests, but nothing is unlearned
             common["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
         own = {name: value() if callable(value) else value for name, value in settings.items()}
         made = strategy(model=model, optimizer=Adam(model.parameters(), lr=options.lr), seed=seed, **own, **common)

@@ -1,11 +1,11 @@
-"""Methods on streams by one protocol: fitted heads for all, settings from as many trials for each, paired seeds.
+"""Compare methods on streams by one protocol: fitted heads, equally many trials of settings, the same seeds.
 
-    python -m experiments.comparison --root DATA --validation 101       # held out training images: six or twelve trials
-    python -m experiments.comparison --root DATA --test 21 22 23         # test images, with what each method chose
-    python -m experiments.comparison --root DATA --test 24 25 --unproven                 # accuracy, CPU and bytes alone
-    python -m experiments.comparison --root DATA --validation 101 --test 21 22 23 --own-heads       # heads as they are
+    python -m experiments.comparison --root DATA --validation 101       # held-out training images: six or twelve trials
+    python -m experiments.comparison --root DATA --test 21 22 23         # test images, with each method's best settings
+    python -m experiments.comparison --root DATA --test 24 25 --unproven                 # only accuracy, CPU and bytes
+    python -m experiments.comparison --root DATA --validation 101 --test 21 22 23 --own-heads       # heads not fitted
 
-Adds to ``experiments/results/comparison.json`` and writes the table beside it; what is there is not run again.
+Adds results to ``experiments/results/comparison.json``, skips runs that it contains, and writes the table next to it.
 """
 
 import tempfile
@@ -49,17 +49,18 @@ from experiments.trials import (
 
 STREAMS = {"glyphs": GLYPHS} | streams.STREAMS | {"permuted fashion": PERMUTED_FASHION}
 RATES, OF_STOCK = (1, 2, 4, 8), (("Adam", 3e-4), ("Adam", 1e-3), ("SGD", 3e-2), ("SGD", 1e-1))
-"""Times the stream's learning rate, of Adam; of stock strategies, which need smaller steps to forget less."""
+"""Factors of the stream's learning rate for our strategies (Adam); optimizers and learning rates of Avalanche's own
+strategies, which need smaller steps to forget less."""
 OUTPUT = Path("experiments/results/comparison.json")
 BETWEEN = 1.4
-"""Factor from the best learning rate to the two that are tried beside it, for methods without a setting to try."""
+"""Factor from the best learning rate to a lower and a higher one, tried for methods that have no other setting."""
 
 BY_CONSTRUCTION = {"exact", "conditional"}
-"""Claims of exact methods; a script's plugin that fits heads makes them conditional."""
+"""Claims of exact methods; with a plugin of this script that fits heads, an exact claim becomes conditional."""
 
 
 def benchmark_of(method, stream, seed, root, validation):
-    """The stream's tasks and requests; CLPU-DER++ is told which tasks stay."""
+    """Return the benchmark of a stream with its requests; for CLPU-DER++, the tasks without a request are permanent."""
     setup = STREAMS[stream]
     benchmark = setup.benchmark(root, seed, validation)
     if method == "CLPU-DER++":
@@ -69,22 +70,22 @@ def benchmark_of(method, stream, seed, root, validation):
 
 
 def rates_of(method, stream):
-    """Optimizers and learning rates that are tried."""
+    """Return the pairs (optimizer, learning rate) to try for a method on a stream."""
     return [("Adam", rate * STREAMS[stream].lr) for rate in RATES] if METHODS[method].kind is not None else OF_STOCK
 
 
 def remaining(stream, experiences):
-    """Return the experiences of the tasks that nobody asks to unlearn."""
+    """Return the ``experiences`` whose tasks are never unlearned in the stream."""
     return [each for each in experiences if each.task_label not in STREAMS[stream].requested]
 
 
 def remaining_accuracy(model, stream, benchmark):
-    """Mean accuracy of the tasks that nobody asks to unlearn."""
+    """Return the mean test accuracy of ``model`` on all tasks that are never unlearned in the stream."""
     return mean(map(partial(accuracy_on, model), remaining(stream, benchmark.test_stream)))
 
 
 def trial(stream, method, seed, settings, root, validation, fitted):
-    """Accuracy of what remains, seconds of the training, and bytes of the model."""
+    """Train one method with ``settings``; return accuracy on the remaining tasks, CPU seconds and, for some, bytes."""
     setup, how = STREAMS[stream], METHODS[method]
     benchmark = benchmark_of(method, stream, seed, root, validation)
     shards = [setup.benchmark(root, seed, validation, slice(n, None, how.shards)) for n in range(how.shards)]
@@ -104,12 +105,12 @@ def trial(stream, method, seed, settings, root, validation, fitted):
 
 
 def size_in_bytes(model):
-    """Bytes of a model's tensors."""
+    """Return the bytes of all tensors in a model's ``state_dict``."""
     return sum(value.nbytes for value in model.state_dict().values())
 
 
 def proven(stream, method, seed, settings, root):
-    """Everything that the tables say of a method with fitted heads, on test images."""
+    """Train a method with fitted heads; return all measures of the tables, on test images, as one result row."""
     setup = STREAMS[stream]
     benchmark = benchmark_of(method, stream, seed, root, False)
     fresh = partial(make, method, setup, seed, benchmark, settings)
@@ -139,7 +140,7 @@ def proven(stream, method, seed, settings, root):
 
     def over_requested(measure, which):
         found = [measure.number(models[which], main, task, left) for task in requested]
-        return None if None in found or isnan(sum(found)) else mean(found)  # a training that diverged has no number
+        return None if None in found or isnan(sum(found)) else mean(found)  # a diverged training has no number
 
     row["jsd"] = {name: over_requested(distance, name) for name in ("unlearned", "order")}
     return row | {name: {which: over_requested(probe, which) for which in models} for name, probe in probes.items()}
@@ -186,15 +187,15 @@ the CPU's seconds for the training; *request*: milliseconds of one, with its has
 
 
 def with_better_heads(rows, **what):
-    """Rows of test images with the heads, fitted or a method's own, that were better on held out images."""
+    """Return the rows on test images, with fitted or with own heads: those that were better on held-out images."""
     tried = [row for row in rows if row["validation"] and what.items() <= row.items()]
-    if not tried:  # nothing to choose, or nothing measured
+    if not tried:  # the method has no settings to choose, or was not run
         return rows_tested(rows, **what)
     return rows_tested(rows, **what, fitted=max(tried, key=lambda row: row["accuracy"])["fitted"])
 
 
 def at_an_end(chosen, tried, method):
-    """Return whether no higher, or no lower, learning rate or setting was tried beside the chosen ones."""
+    """Return True if the chosen learning rate or setting is the lowest or highest of the ``tried`` values."""
     if not method.chosen:
         return False
     for name in ("lr", *chosen.options):
@@ -229,7 +230,7 @@ def table(rows):
         return spread([100 * row["accuracy"] for row in mine]) if mine else "–"
 
     def beyond(mine, first):
-        """Points above DisjointSubnets, over the same seeds, and their interval."""
+        """Return as text: mean difference in accuracy to DisjointSubnets over equal seeds, in points, with interval."""
         by_seed = {row["seed"]: row["accuracy"] for row in first}
         pairs = [(100 * row["accuracy"], 100 * by_seed[row["seed"]]) for row in mine if row["seed"] in by_seed]
         if not pairs:
@@ -241,11 +242,11 @@ def table(rows):
         return f"**{told}**" if test.interval[0] * test.interval[1] > 0 else told
 
     def beside(mine):
-        """The same with fitted heads."""
+        """Return the difference to DisjointSubnets with fitted heads as text; see :func:`beyond`."""
         return beyond(mine, rows_tested(fitted, method=FIRST, stream=mine[0]["stream"])) if mine else "–"
 
     def in_short(method, stream):
-        """Accuracy, and points above DisjointSubnets, both with the better heads."""
+        """Return as text: accuracy, and difference to DisjointSubnets, each method with its better heads."""
         mine, first = (with_better_heads(rows, stream=stream, method=name) for name in (method, FIRST))
         if not mine or not first or method == FIRST:
             return accuracy(mine)
@@ -295,7 +296,7 @@ def table(rows):
 
 
 def columns(rows, stream):
-    """Cells of a method on a stream."""
+    """Return the table cells on forgetting and costs of one method on one stream, as means over ``rows``."""
     left = stream.n_tasks - len(stream.requested)
     kept = [mean(row["bytes"] for row in rows), mean(row["bytes"] - row["network"] for row in rows) / left]
     cost = [*(f"{size / 2**20:.2f}" for size in kept), f"{mean(row['seconds'] for row in rows):.0f}"]

@@ -2,9 +2,9 @@
 
     python -m experiments.comparison_figure      # writes experiments/results/comparison.png
 
-Errors are on a logarithmic scale. Exact methods are filled, approximate ones hollow, those that obey nothing crosses.
-A method stands with the heads, fitted or its own, that were better on held out images: fitted ones harm strategies
-whose features move.
+Both axes are logarithmic. Markers of exact methods are filled, those of approximate methods hollow, and methods that
+ignore requests have crosses. Each method is shown with fitted or with own heads: those that were better on held-out
+images, because fitted heads harm strategies whose features change later.
 """
 
 from itertools import chain
@@ -31,11 +31,11 @@ FAMILIES = {
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
 FINE = (0.5, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80)
 COARSE = (0.01, 0.1, 1, 10, 50)
-"""Errors, in per cent, at which accuracies are marked: the latter where methods differ by orders of magnitude."""
+"""Errors, in per cent, at which the axis has ticks; ``COARSE`` if the methods differ by orders of magnitude."""
 
 
 def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
-    """Draw the methods of one stream from its rows; gives their handles by name."""
+    """Draw all methods of one stream from its result rows; return method name → handle for the legend."""
     handles: dict[str, Artist] = {}
     for marker, methods in FAMILIES.items():
         for method, colour in zip(methods, COLOURS, strict=False):
@@ -67,7 +67,7 @@ def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
 
 
 def main() -> None:
-    """Write the figure."""
+    """Draw one panel per stream, and write the figure to a PNG file."""
     rows = rows_of(OUTPUT)
     streams = [s for s in STREAMS if any("bytes" in row for row in rows_tested(rows, stream=s))]
     columns = min(4, len(streams))
@@ -79,7 +79,7 @@ def main() -> None:
         handles |= draw(ax, [row for row in rows if row["stream"] == stream], stream)
     for ax in axes[len(streams) :]:
         ax.set_axis_off()
-    for ax in axes[max(0, len(streams) - columns) : len(streams)]:  # the lowest of each column
+    for ax in axes[max(0, len(streams) - columns) : len(streams)]:  # the lowest panel of each column
         ax.set_xlabel("saved state, megabytes")
     for ax in axes[::columns]:
         ax.set_ylabel("accuracy, %")

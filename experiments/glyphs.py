@@ -1,8 +1,8 @@
-"""Printed characters: 60 in 12 tasks of five, at 32 × 32 pixels, in fonts of two packages.
+"""Glyphs: images of 60 printed characters, 32 × 32 pixels, for 12 tasks of five classes; fonts from two packages.
 
-    pip install --no-deps trdg==1.8.0 multicolorcaptcha==1.2.0      # 100 and 48 faces; their code is not imported
+    pip install --no-deps trdg==1.8.0 multicolorcaptcha==1.2.0      # 100 and 48 fonts; no code of them is imported
 
-Tasks share structure (strokes, serifs), and the test images are of families of fonts that no training image shows.
+The tasks share structure (strokes, serifs). No font family of the test images occurs in the training images.
 """
 
 import string
@@ -20,19 +20,19 @@ from avalanche_amnesia.contrib.streams.image_sets import Standardise
 from avalanche_amnesia.seeding import derive_seed
 
 CHARACTERS = string.digits + string.ascii_uppercase.replace("I", "") + string.ascii_lowercase.replace("l", "")
-"""A capital I and a small l look alike in many fonts."""
+"""Without capital I and small l, which look the same in many fonts."""
 PACKAGES = ("trdg", "multicolorcaptcha")
 N_TEST_FONTS, N_VALIDATION_FONTS = 45, 25
-"""At least so many faces, in whole families."""
+"""Smallest numbers of fonts; a family is never split, so there may be a few more."""
 SIZE, VARIANTS = 48, 4
-"""Of a character before it is halved, in pixels; images of each character in each face."""
+"""Font size in pixels, before images are scaled down by half; images per character and font."""
 
 
 class GlyphNet(nn.Module):
     """Network of two 5 × 5 convolutions with stride 2 and one linear layer, for images of 32 × 32 pixels.
 
     Args:
-        scale: times the width of every layer, above 0.
+        scale: factor of the width of every layer, above 0.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -49,20 +49,20 @@ class GlyphNet(nn.Module):
 
 @cache
 def glyphs(root: Path) -> Images:
-    """Return the images, family after family; ``root`` is not read."""
+    """Return training and test images, ordered by font family; ``root`` is not used."""
     test, train = _parted(families(), N_TEST_FONTS)
     return Images(_images(train), _images(test), before=(Standardise(0, 255),))
 
 
 @cache
 def held_out_fonts(root: Path) -> Images:
-    """Return the training images, some families in place of the test images."""
+    """Return the training images only, with some font families held out as test images; ``root`` is not used."""
     validation, train = _parted(_parted(families(), N_TEST_FONTS)[1], N_VALIDATION_FONTS)
     return Images(_images(train), _images(validation), before=(Standardise(0, 255),))
 
 
 def families() -> list[list[Path]]:
-    """Return the files of all faces that hold all characters, by family, in a fixed random order of the families."""
+    """Return the files of all fonts that contain all characters: a list per font family, in a fixed random order."""
     found: dict[str, list[Path]] = {}
     for package in PACKAGES:
         spec = find_spec(package)
@@ -81,7 +81,7 @@ def families() -> list[list[Path]]:
 
 
 def _parted(families: list[list[Path]], at_least: int) -> tuple[list[list[Path]], list[list[Path]]]:
-    """Return the first families that hold so many faces together, and the other ones."""
+    """Split ``families`` in two: the first families with together ``at_least`` fonts, and the rest."""
     n = next(n for n in range(len(families)) if sum(map(len, families[:n])) >= at_least)
     return families[:n], families[n:]
 
@@ -93,7 +93,7 @@ def _images(families: list[list[Path]]) -> tuple[Tensor, Tensor]:
 
 @cache
 def _of_font(path: Path) -> Tensor:
-    """Return all characters of a font, each turned, sheared, scaled and moved, as uint8."""
+    """Return images of all characters of a font, randomly rotated, sheared, scaled and shifted, uint8."""
     font = ImageFont.truetype(path, SIZE)
     generator = torch.Generator().manual_seed(derive_seed(0, "glyphs", path.name))
     drawn = []
@@ -104,7 +104,7 @@ def _of_font(path: Path) -> Tensor:
             turn, shear, size, right, down = (2 * torch.rand(5, generator=generator, dtype=torch.double) - 1).tolist()
             cos, sin = np.cos(0.4 * turn) / (1 + 0.3 * size), np.sin(0.4 * turn) / (1 + 0.3 * size)
             a, b, c, d = cos, sin + 0.3 * shear, -sin, cos
-            across, up = 32 + 8 * right, 32 + 8 * down  # where the middle of the character goes
+            across, up = 32 + 8 * right, 32 + 8 * down  # new centre of the character
             matrix = (a, b, 32 - a * across - b * up, c, d, 32 - c * across - d * up)
             changed = image.transform((64, 64), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
             drawn.append(np.asarray(changed.resize((32, 32), Image.Resampling.BOX)))

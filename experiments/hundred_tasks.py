@@ -1,9 +1,9 @@
-"""A hundred tasks through weight pools: what a training, a request, an evaluation and a save take, first and last.
+"""Weight pools on a hundred tasks: times of training, unlearning, evaluation and saving, for early and late tasks.
 
     python -m experiments.hundred_tasks --root DATA
 
-Permuted MNIST, 1,000 images a task. Each task is unlearned once fourteen more are trained, but every twentieth, which
-becomes permanent by the deadline of fifteen and is read from then on. Prints a table.
+Permuted MNIST, 1,000 images per task. Each task is unlearned after fourteen further tasks. Every twentieth task is not
+unlearned: the deadline of fifteen tasks makes it permanent, and from then on new tasks use its weights. Prints a table.
 """
 
 import argparse

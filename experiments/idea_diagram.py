@@ -1,4 +1,4 @@
-"""Draw the idea of the package in three networks: ``docs/idea.png``.
+"""Draw ``docs/idea.png``: three networks (learned, unlearned, retrained) that explain the idea of the package.
 
 python -m experiments.idea_diagram
 """
@@ -26,12 +26,12 @@ RETRAINED = [
 
 
 def without(layers: list[list[tuple[int, ...]]], task: int) -> list[list[tuple[int, ...]]]:
-    """The same units, of which none is a task's any more."""
+    """Return a copy of ``layers`` in which no unit is used by ``task``."""
     return [[tuple(user for user in users if user != task) for users in layer] for layer in layers]
 
 
 def draw_network(ax: Axes, layers: list[list[tuple[int, ...]]], title: str) -> None:
-    """Draw units as discs in the colours of the tasks that use them, and connections between units of one task."""
+    """Draw units as discs in the colours of the tasks that use them, and lines between units of the same task."""
     places = [
         [(x, 0.5 + (unit - (len(layer) - 1) / 2) * -0.17) for unit in range(len(layer))]
         for x, layer in enumerate(layers)
@@ -56,7 +56,7 @@ def draw_network(ax: Axes, layers: list[list[tuple[int, ...]]], title: str) -> N
 
 
 def main() -> None:
-    """Write the figure."""
+    """Draw the three networks with a caption each, and write the figure."""
     figure = Figure(figsize=(9.6, 3.0), layout="constrained")
     learned, unlearned, retrained = figure.subplots(1, 3)
     draw_network(learned, LAYERS, "three tasks learned")

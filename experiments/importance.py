@@ -1,4 +1,4 @@
-"""Measures of what a task's units count for, in the place of its binary mask: ``AdaHATRule(importance=…)``."""
+"""Importance of each unit for a task, as an alternative to its binary mask: ``AdaHATRule(importance=…)``."""
 
 from collections.abc import Mapping
 
@@ -15,17 +15,17 @@ from avalanche_amnesia.unit_graph.masking import LayerMasks
 from avalanche_amnesia.unit_graph.values import ALWAYS
 
 BATCH = 64
-"""Samples at a time."""
+"""Samples per forward pass."""
 
 
 def input_gradient(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """Sum over mini-batches of ``Σ_j |∂loss/∂w_ij|``, the gradient at the weights that feed a unit.
+    """Return the sum over mini-batches of ``Σ_j |∂loss/∂w_ij|``, over the weights ``w_ij`` that feed unit ``i``.
 
     Args:
-        model: which has just finished the task.
-        task: its label.
-        x: samples of it, ``(n, …)``.
-        y: their labels, ``(n,)``.
+        model: model that has just finished the task.
+        task: label of the task.
+        x: inputs of the task's samples, ``(n, …)``.
+        y: labels of these samples, ``(n,)``.
 
     Returns:
         ``(n_units,)``, at least 0.
@@ -45,12 +45,12 @@ def input_gradient(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tenso
 
 
 def output_contribution(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """Root of the sum over samples of ``‖∂features/∂a_i‖²``: how far the features move as a unit's gate closes.
+    """Return the root of the sum over samples of ``‖∂features/∂a_i‖²``: the effect of gate ``i`` on the features.
 
-    Each feature of each sample has a random sign, so that a whole mini-batch takes one backward pass: products of
-    different signs have a mean of 0, and squares are left.
+    Each feature of each sample is multiplied by a random sign, so that a mini-batch needs only one backward pass: the
+    products of different signs have mean 0, and only the squares remain.
 
-    Arguments and result: as of :func:`input_gradient`.
+    Arguments and result: as for :func:`input_gradient`.
     """
     draw = torch.Generator().manual_seed(derive_seed(0, "output contribution", task))
     total = torch.zeros(model.n_units)
@@ -66,7 +66,7 @@ def output_contribution(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> 
 
 
 def _by_unit(graph: UnitGraph, values: Mapping[str, Tensor]) -> Tensor:
-    """Sums of entries by the unit to which they belong, ``(n_units,)``."""
+    """Sum the entries of ``values`` (parameter name → tensor) by the unit that they feed; return ``(n_units,)``."""
     total = torch.zeros(graph.sets.n_units)
     for name, value in values.items():
         units = graph.factors[name][0]

@@ -1,8 +1,9 @@
-"""The likelihood-ratio attack on methods of the comparison: one task, or 100 samples of it, unlearned after the last.
+"""Run the likelihood-ratio attack on three methods, after unlearning one task or 100 samples of it at the end.
 
     python -m experiments.likelihood_ratio --root DATA
 
-Adds to ``experiments/results/likelihood_ratio.json`` and writes the table beside it; what is there is not run again.
+Adds results to ``experiments/results/likelihood_ratio.json``, skips runs that it contains, and writes the table next to
+it.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from experiments.trials import Settings, best, measured, rows_of
 OUTPUT = Path("experiments/results/likelihood_ratio.json")
 SHOWN = ("DisjointSubnets", "AmnesiacHAT", "WSN")
 SEEDS, TASK, SAMPLES = range(21, 29), 1, range(0, 6000, 60)
-"""Of the samples' request: every 60th."""
+"""Positions of the samples in a request for samples: every 60th."""
 BY_SAMPLES = ("DisjointSubnets",)
 NOTES = f"""Task {TASK} of five, or {len(SAMPLES)} samples of it, is unlearned after the last task; eight seeds, 500
 samples attacked (of samples' requests all), through the mask and head that the task had. AUC, and share of true
@@ -63,7 +64,7 @@ def table(rows):
         f"| {' | '.join(['stream', 'request', 'method', *SHOWN_VALUES])} |",
         "|---" * (3 + len(SHOWN_VALUES)) + "|",
     ]
-    for row in (row for row in rows if "held_out" in row):  # an older audit, which was biased, held out single runs
+    for row in (row for row in rows if "held_out" in row):  # rows without it are from an older, biased audit
         cells = [row["stream"], row["request"], row["method"]]
         for name, value in SHOWN_VALUES.values():
             low, high = row[name][f"{value}_interval"]

@@ -1,4 +1,4 @@
-"""Likelihood-ratio attack: each sample's confidence, beside its distributions with and without the unlearned data."""
+"""Membership inference by likelihood ratios: infer from its confidence whether a model learned a sample."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
 @dataclass(frozen=True)
 class LikelihoodRatio:
-    """Success of the attack in telling confidences of two kinds of models apart, sample by sample.
+    """Success of an attack that separates two kinds of models by their confidence in single samples.
 
     Attributes:
-        auc: area under its ROC curve, in [0, 1], mean over held-out pairs; .5 where it tells nothing, below .5 where
-            the models that may have learned the samples are the less confident ones.
+        auc: area under the ROC curve, in [0, 1], mean over held-out pairs; .5 if the attack finds nothing, below .5 if
+            the models that may have learned the samples are less confident.
         auc_interval: confidence interval of ``auc``.
-        tpr: share of true positives where the share of false ones is at most the one that was given.
-        tpr_interval: of ``tpr``, likewise.
-        auc_by_run: of every held-out pair.
-        samples: attacked in each.
+        tpr: true positive rate at the given false positive rate.
+        tpr_interval: confidence interval of ``tpr``.
+        auc_by_run: AUC of every held-out pair.
+        samples: number of attacked samples per model.
     """
 
     auc: float
@@ -46,11 +46,11 @@ class LikelihoodRatio:
 
     @property
     def runs(self) -> int:
-        """Pairs of models."""
+        """Return the number of pairs of models."""
         return len(self.auc_by_run)
 
     def above(self, other: LikelihoodRatio, confidence: float = 0.95) -> tuple[float, tuple[float, float]]:
-        """Return how far the AUC is above that of an attack against the same models, and the confidence interval."""
+        """Return this AUC minus that of ``other``, an attack against the same models, with a confidence interval."""
         by_run = torch.tensor([self.auc_by_run, other.auc_by_run], dtype=torch.float64)
         return _mean(by_run[0] - by_run[1], confidence)
 
@@ -61,18 +61,20 @@ class LikelihoodRatio:
 
 @dataclass(frozen=True)
 class LikelihoodRatioAudit:
-    """The attack on the model that unlearned, and those between which it has to be read.
+    """Results of the attack on models that unlearned, and on other models for comparison.
 
-    All but ``matched`` are against the same models, which never saw the data and had another order than the main model.
+    Each attack except ``matched`` compares its models with the same baseline: models that never saw the unlearned data,
+    and had another data order than the main model.
 
     Attributes:
-        unlearned: models that learned and unlearned the data.
-        retrained: models that never saw it, with a third order of their data: the null, which reads .5 but for chance.
-        exact: models that never saw it, with the main model's order: what an exact unlearning would read. The old mask
-            and head know this order, which can move the AUC to either side without a trace of the data.
-        untouched: models before the request: what the attack finds where nothing is unlearned.
-        matched: ``unlearned`` against the models of ``exact``, by an attacker who knows the main model's order: exactly
-            .5 after an exact unlearning. It finds smaller traces, but also differences that another order makes.
+        unlearned: attack on models that learned and unlearned the data.
+        retrained: attack on models that never saw the data, with a third data order: the null, .5 except for chance.
+        exact: attack on models that never saw the data, with the main model's data order: the result of an exact
+            unlearning. The task's old mask and head depend on this order, which can raise or lower the AUC although no
+            trace of the data exists.
+        untouched: attack on models before the request: the result if nothing is unlearned.
+        matched: ``unlearned`` compared with the models of ``exact``, by an attacker who knows the main model's data
+            order: exactly .5 after an exact unlearning. Finds smaller traces, but also effects of a different order.
     """
 
     unlearned: LikelihoodRatio
@@ -85,26 +87,26 @@ class LikelihoodRatioAudit:
 def likelihood_ratio_attack(
     suspected: Tensor, never: Tensor, *, false_positives: float = 0.01, confidence: float = 0.95
 ) -> LikelihoodRatio:
-    """Attack a pair of runs, one of each kind, with the likelihood ratio of two normal distributions of the other runs.
+    """Attack each pair of runs, by the likelihood ratio of two normal distributions fitted to all other runs.
 
-    ``score = ln N(φ; μ⁺, σ⁺) − ln N(φ; μ⁻, σ⁻)``, see :func:`_distributions`. Every pair is held out once, and its
-    scores are compared with each other only: scores by other references are not on one scale, and a pool of them
-    reads below .5 where the kinds of models are equal. Where pairs are equal, the AUC is exactly .5.
+    ``score = ln N(φ; μ⁺, σ⁺) − ln N(φ; μ⁻, σ⁻)``, see :func:`_distributions`. A pair is one run of each kind. Each pair
+    is held out once, and only scores of the same pair are compared: scores from other fits have another scale, and
+    pooling them gives an AUC below .5 for equal kinds of models. For two equal runs, the AUC is exactly .5.
 
-    Intervals are Student's over runs, as samples in one model depend on each other. Their variance counts the shared
-    references twice (1/runs + 1/(runs − 1): Nadeau & Bengio, Inference for the generalization error, 2003).
+    Intervals are Student's over runs, because the samples of one model are not independent. The variance accounts for
+    the runs that the fits share (1/runs + 1/(runs − 1): Nadeau & Bengio, Inference for the generalization error, 2003).
 
     Args:
         suspected: confidences φ of the models that may have learned the samples, ``(runs, samples)``, runs ≥ 3.
-        never: of those that never saw them, of the same shape; a row of both is of one seed.
-        false_positives: share at which true positives are counted, in (0, 1).
-        confidence: of the intervals, in (0, 1).
+        never: confidences of the models that never saw the samples, of the same shape and with the same seed per row.
+        false_positives: false positive rate at which the true positive rate is measured, in (0, 1).
+        confidence: level of the confidence intervals, in (0, 1).
 
     Raises:
         ValueError: for other shapes, fewer than three runs, or confidences that are not finite.
 
-    Reference: Carlini et al., Membership inference attacks from first principles, S&P 2022; between models that
-    unlearned and retrained ones: Hayes et al., Inexact unlearning needs more careful evaluations, 2024 (U-LiRA).
+    Reference: Carlini et al., Membership inference attacks from first principles, S&P 2022; for unlearned against
+    retrained models: Hayes et al., Inexact unlearning needs more careful evaluations, 2024 (U-LiRA).
     """
     checks.within("false_positives", false_positives, "(0, 1)")
     checks.within("confidence", confidence, "(0, 1)")
@@ -131,16 +133,17 @@ def likelihood_ratio_attack(
 
 
 def _distributions(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Means ``(2, samples)`` and variances ``(2,)`` of confidences ``(2, runs, samples)`` of both kinds of models.
+    """Return means ``(2, samples)`` and variances ``(2,)`` of confidences ``(2, runs, samples)``, per kind of model.
 
-    A few runs give no variance of a single sample, nor its difference of means: the variances are of all samples, and
-    differences are drawn to their mean, as far as they vary no more than by chance. Learned samples count as the more
-    confident ones in the mean, because a direction that is itself estimated would turn the attack in some of the runs.
+    A few runs are too few to estimate the variance of a single sample, or its difference of means. Therefore the
+    variances are common to all samples, and the differences are shrunk to their mean, fully if they vary no more than
+    by chance. The mean difference counts as positive (learned samples have the higher confidence): an estimated sign
+    would reverse the attack in some of the runs.
     """
     runs = both.shape[1]
     means = both.mean(1)
     rest = both - means[:, None]
-    shifts = rest.mean(2, keepdim=True)  # of whole models; too few to tell their variance of one kind from the other's
+    shifts = rest.mean(2, keepdim=True)  # one per model: too few for a variance per kind, so both kinds share one
     of_samples = (rest - shifts).square().mean((1, 2)) * runs / (runs - 1)
     variances = of_samples + shifts.square().mean() * runs / (runs - 1)
     difference = means[0] - means[1]
@@ -153,14 +156,14 @@ def _distributions(both: Tensor) -> tuple[Tensor, Tensor]:
 def _mean(
     values: Tensor, confidence: float, within: tuple[float, float] = (-1, 1)
 ) -> tuple[float, tuple[float, float]]:
-    """Mean over held-out pairs, and its confidence interval."""
+    """Return the mean of ``values``, one per held-out pair, and its confidence interval, clipped to ``within``."""
     runs, mean = len(values), float(values.mean())
     beside = float(stats.t.ppf((1 + confidence) / 2, runs - 1) * values.std() * (1 / runs + 1 / (runs - 1)) ** 0.5)
     return mean, (max(mean - beside, within[0]), min(mean + beside, within[1]))
 
 
 def margins(model: nn.Module, probe: Probe, x: Tensor, y: Tensor, task: int) -> Tensor:
-    """Confidence of a model in the labels of samples, through a task's kept mask and head: ``ln(p/(1 − p))``."""
+    """Return each sample's confidence ``ln(p/(1 − p))``, ``p`` for its label, with the mask and head in ``probe``."""
     if probe.head is None:
         raise ValueError("the probe has no head, whose confidence could be read")
     features = features_of(model, x, probe.mask, parts=probe.parts, task=task)
@@ -172,10 +175,10 @@ def margins(model: nn.Module, probe: Probe, x: Tensor, y: Tensor, task: int) -> 
 
 
 def _in_order(order: str | None, make_strategy: Callable[..., Any], seed: int, **kwargs: Any) -> Any:
-    """Make a strategy of a seed that draws another order of the data, or its own (None)."""
+    """Return ``make_strategy(seed, …)`` with another data order, named ``order``; None: with the seed's own order."""
     strategy = make_strategy(seed, **kwargs)
     seeding = find_plugin(strategy, SeedingPlugin)
-    if order is not None and seeding is not None:  # without one the references refuse it
+    if order is not None and seeding is not None:  # References raises an error for a strategy without SeedingPlugin
         seeding.order_seed = derive_seed(seeding.order_seed, order)
     return strategy
 
@@ -190,23 +193,23 @@ def likelihood_ratio_audit(
     most: int = 500,
     store: Any = None,
 ) -> LikelihoodRatioAudit:
-    """Learn a stream under several seeds, unlearn a task or samples of it, and attack what is left.
+    """Train a stream with several seeds, unlearn one task or samples of it, and attack the resulting models.
 
-    Of every seed five models are read: before the request, after it, and retrained with three orders of the data. The
-    attacker has the task's mask and head, as the model had them before the request.
+    Five models per seed are attacked or compared: before the request, after it, and retrained with three data orders.
+    The attacker has the task's mask and head from before the request.
 
     Args:
         make_strategy: called as ``make_strategy(seed)`` and ``make_strategy(seed, evaluator=…)``; returns a strategy
-            that unlearns, with initial values and draws of this seed.
-        benchmark: tasks; its requests are ignored.
-        task: to unlearn after the last one.
-        seeds: at least 3; 8 are better.
-        samples: positions in the task's training data, to unlearn in the place of all of it.
-        most: samples to attack, evenly spread over those that are unlearned.
-        store: as of :class:`~avalanche_amnesia.evaluation.References`, which trains there.
+            that unlearns, with initial values and random numbers from this seed.
+        benchmark: benchmark with the tasks; its requests are ignored.
+        task: label of the task to unlearn after the last task.
+        seeds: at least 3 seeds; 8 are better.
+        samples: positions in the task's training data to unlearn, instead of the whole task.
+        most: maximum number of samples to attack, evenly spread over the unlearned samples.
+        store: argument of :class:`~avalanche_amnesia.evaluation.References`, which trains the retrained models.
 
     Raises:
-        ValueError: for fewer than three seeds, or a task or samples that the benchmark does not have.
+        ValueError: fewer than three seeds, or a task or samples that do not exist in the benchmark.
     """
     stream = without_requests(benchmark).train_stream
     experiences = by_task_label(stream)

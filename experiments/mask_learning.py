@@ -1,4 +1,4 @@
-"""HAT-CL's Table 1: batches that a mask takes to be learned, HAT's way and HAT-CL's (Duan, HAT-CL, 2023).
+"""Reproduce HAT-CL's Table 1: mini-batches until a mask is learned, with HAT and with HAT-CL (Duan, HAT-CL, 2023).
 
 python -m experiments.mask_learning --nets 100 --seed 0 --output experiments/results/mask_learning
 """
@@ -25,13 +25,13 @@ from avalanche_amnesia.training.hat_formulas import (
 )
 
 FEATURES, SAMPLES, TRAINED_ON, BATCH, S_MAX = 5, 1000, 800, 32, 100.0
-WANTED = torch.tensor([1, 0, 1, 0, 1, 1], dtype=torch.bool)  # of the inputs, and of the one output
+WANTED = torch.tensor([1, 0, 1, 0, 1, 1], dtype=torch.bool)  # correct mask of the five inputs and the one output
 BATCHES = TRAINED_ON // BATCH
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Start of the embeddings and course of the gate's scale in an epoch; `paper`: batches that the paper reports."""
+    """One way to learn masks: initial embeddings and annealing of the gate's scale; `paper`: the paper's result."""
 
     name: str
     init: EmbeddingInit
@@ -49,7 +49,7 @@ CONTENDERS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Batches until the masks were right, looked at after every epoch and after every batch; None: never."""
+    """Number of mini-batches until the masks were correct, checked per epoch and per mini-batch; None: never."""
 
     by_epoch: int | None
     by_batch: int | None
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def data(seed: int) -> tuple[Tensor, Tensor]:
-    """Training data, ``(800, 5)`` and ``(800, 1)``: y = x0 - 2·x2 + 3·x4. The other 200 samples are held out."""
+    """Return training data, ``(800, 5)`` and ``(800, 1)``, with y = x0 - 2·x2 + 3·x4, without 200 held-out samples."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "mask learning", "data"))
     x = torch.randn(SAMPLES, FEATURES, generator=generator)
     y = x[:, [0]] - 2 * x[:, [2]] + 3 * x[:, [4]]
@@ -67,14 +67,14 @@ def data(seed: int) -> tuple[Tensor, Tensor]:
 def learn_mask(
     contender: Contender, x: Tensor, y: Tensor, *, seed: int, net: int, weight: float, clamp: float, epochs: int
 ) -> Outcome:
-    """Train one net until, at the end of an epoch, its binary masks are exactly the wanted ones."""
+    """Train one network until its binary masks equal ``WANTED`` at the end of an epoch, for at most ``epochs``."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "mask learning", "net", net))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "mask learning", "weights", net))
         linear = nn.Linear(FEATURES, 1)
     embedding = nn.Parameter(initial_embedding(contender.init, len(WANTED), generator, n_tasks=1))
     optimizer = torch.optim.SGD([*linear.parameters(), embedding], lr=0.01, momentum=0.9)
-    # Eq. 5 without its quota: the sum of the layers' shares of open units. Nothing is in use by an earlier task.
+    # Eq. 5 without its quota: the sum of the layers' shares of open units. No unit is in use by an earlier task.
     regulariser = SparsityRegulariser(weight, "quota", torch.zeros_like(WANTED), (FEATURES, 1), math.inf)
     by_batch = None
     for epoch in range(epochs):
@@ -101,7 +101,7 @@ def learn_mask(
 
 
 def mean_and_error(values: Sequence[int | None]) -> tuple[float, float, int]:
-    """Mean and its standard error over the nets that got there, and how many did not; NaN where too few did."""
+    """Return mean and standard error of ``values`` without None (NaN if too few), and the number of None."""
     reached = torch.tensor([value for value in values if value is not None], dtype=torch.float64)
     mean = float(reached.mean()) if len(reached) else math.nan
     error = float(reached.std()) / math.sqrt(len(reached)) if len(reached) > 1 else math.nan
@@ -109,7 +109,7 @@ def mean_and_error(values: Sequence[int | None]) -> tuple[float, float, int]:
 
 
 def run(*, nets: int, seed: int, weights: Sequence[float], clamp: float, epochs: int) -> list[dict]:
-    """One row per contender and λ, with every net's counts."""
+    """Train ``nets`` networks per contender and λ in ``weights``; return a row for each, with all networks' counts."""
     x, y = data(seed)
     rows = []
     for weight in weights:
@@ -125,7 +125,7 @@ def run(*, nets: int, seed: int, weights: Sequence[float], clamp: float, epochs:
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     head = ["contender", "embeddings, annealing", "λ", "by epoch", "never", "by batch", "never", "paper"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:

@@ -1,9 +1,10 @@
-"""Strength of the sparsity and hardness of the gate: AmnesiacHAT's settings before the budget, on several streams.
+"""Compare weights of the sparsity loss and settings of the gate, for AmnesiacHAT without a budget of units.
 
     python experiments/mask_settings.py --root DATA
-    python experiments/mask_settings.py --root DATA --streams "permuted MNIST, full" --sparsity-weight 0.3  # adds
+    python experiments/mask_settings.py --root DATA --streams "permuted MNIST, full" --sparsity-weight 0.3  # one part
 
-Each run learns five tasks without a request, then unlearns the task in second place with the default compensation.
+Each run learns five tasks without a request, then unlearns the second task with the default compensation. Results are
+added to the file; a run that it contains is replaced.
 """
 
 import argparse

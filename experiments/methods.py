@@ -1,7 +1,7 @@
-"""Methods of the comparison: how each is made, with fitted heads or its own, and the setting that is tried.
+"""Methods of the comparison: how to build each strategy, which heads it has, and which setting is tuned.
 
-Heads are fitted when their task ends, for every method: what differs is then what was learned, and not how well heads
-fit. Methods that do so by themselves have no other way; the others can keep the heads that they trained.
+By default, every method's heads are fitted again at the end of their task, so that the comparison shows differences of
+the features, not of the heads. Some methods always fit their heads; all others can also keep the trained heads.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,20 +41,21 @@ from experiments.trials import FitHead, Settings
 
 @dataclass(frozen=True)
 class Method:
-    """A method.
+    """A method of the comparison: its classes, and how its setting and its heads are handled.
 
     Attributes:
-        kind: class of strategies of this package; None: a stock strategy.
-        wrap: class of its model.
-        options: from the value of the setting and whether heads are fitted to options of the strategy.
-        setting: name of the setting, its middle value and the factor to its neighbours; None: the learning rate's.
-        of_model: whether the model takes the setting.
-        heads: who fits heads: ``always`` or ``by option`` the method, ``here`` this file.
-        obeys: whether requests are obeyed.
-        variant: whether it is another one with an option, which stands in a table of its own.
-        most: the highest value that the setting can have.
-        shards: into how many parts the data of a task are divided, with a model for each.
-        chosen: whether there are settings to choose.
+        kind: strategy class of this package; None: Avalanche's strategy of the method's name.
+        wrap: model class.
+        options: function of the setting's value and of whether heads are fitted; returns options of the strategy.
+        setting: name of the tuned setting, its middle value and the factor between tried values; None: only the
+            learning rate is tuned.
+        of_model: True if the setting is an argument of the model, not of the strategy.
+        heads: who fits heads: the method, ``always`` or ``by option``, or a plugin of these scripts (``here``).
+        obeys: False if the method ignores unlearning requests.
+        variant: True if it is another method with one changed option; shown in a separate table.
+        most: highest allowed value of the setting.
+        shards: number of parts of each task's data; each part has its own model.
+        chosen: False if there is nothing to tune.
     """
 
     kind: Any = None
@@ -71,27 +72,27 @@ class Method:
 
     @property
     def has_own_heads(self) -> bool:
-        """Whether it is also run with heads that are not fitted."""
+        """Return True if the method is also run without fitted heads."""
         return self.heads != "always" and not self.variant
 
     @property
     def proven(self) -> bool:
-        """Whether the tables say more of it than accuracy, bytes and CPU time."""
+        """Return True if the tables show all measures of the method, not only accuracy, bytes and CPU time."""
         return self.kind is not NearestMean and self.shards == 1
 
 
 def random_features(inputs: int, seed: int) -> AnalyticModel:
-    """Return RanPAC's model over random ReLU features of the pixels."""
+    """Return RanPAC's model with 2,000 random ReLU features of the pixels in place of a frozen network."""
     return AnalyticModel(None, inputs, projection=2000, batch=64, seed=seed)
 
 
 class NearestMean(nn.Module):
-    """Nearest class mean, by task, over the random ReLU features that RanPAC has: sums alone, so exact.
+    """Classifier by the nearest class mean of RanPAC's random features; unlearns exactly, because it stores only sums.
 
     Args:
-        experiences: of the tasks that remain.
-        inputs: numbers of a sample.
-        seed: of the features.
+        experiences: training experiences of the remaining tasks.
+        inputs: number of inputs (pixels) of a sample.
+        seed: seed of the random features.
     """
 
     def __init__(self, experiences: Iterable[Any], inputs: int, seed: int) -> None:
@@ -106,19 +107,19 @@ class NearestMean(nn.Module):
             self.means[str(experience.task_label)] = nn.Parameter(means, requires_grad=False)
 
     def forward(self, x: Tensor, task: int) -> Tensor:
-        """Return minus the distance to each class's mean."""
+        """Return as logits the negative distances to the class means of ``task``, ``(batch, classes)``."""
         return -torch.cdist(self.over.features(x), self.means[str(task)])
 
 
 class Shards(nn.Module):
-    """Mean of the probabilities of models that each learned a part of the data (SISA, Bourtoule et al., 2021)."""
+    """Ensemble of models that were trained on different parts of the data (SISA, Bourtoule et al., 2021)."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         super().__init__()
         self.models = nn.ModuleList(models)
 
     def forward(self, x: Tensor, task: int) -> Tensor:
-        """Return the probabilities."""
+        """Return the models' mean class probabilities, ``(batch, classes)``."""
         return torch.stack([model(x, task).softmax(1) for model in self.models]).mean(0)
 
 
@@ -179,16 +180,16 @@ FIXED = {"LwF": {"temperature": 2.0}}
 def make(
     method: str, stream: Stream, seed: int, benchmark: Any, settings: Settings, fitted: bool = True, **kwargs: Any
 ) -> Any:
-    """A fresh strategy with the same initial bits every time.
+    """Build a new strategy of a method; equal arguments give the same initial weights, bit for bit.
 
     Args:
         method: a name in ``METHODS``.
-        stream: whose network, epochs and mini-batches it has.
-        seed: every draw derives from it and the task.
+        stream: stream that sets the network, the epochs and the mini-batch size.
+        seed: seed of all random numbers, together with the task.
         benchmark: the stream's tasks and requests.
-        settings: of the method.
-        fitted: whether heads are fitted when their task ends; False: as the method does it.
-        kwargs: of the strategy (``evaluator``, ``criterion``, ``plugins``).
+        settings: settings of the method.
+        fitted: True to fit each head at the end of its task; False for the heads that the method has by itself.
+        kwargs: further arguments of the strategy (``evaluator``, ``criterion``, ``plugins``).
     """
     how = METHODS[method]
     if how.kind is RanPAC:

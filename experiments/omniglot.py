@@ -30,21 +30,22 @@ def SplitOmniglot(
     root: str | Path | None = None,
     download: bool = False,
 ) -> CLScenario:
-    """Handwritten characters, one alphabet per task: unlike tasks, few samples; images float32 (1, 28, 28) in [0, 1].
+    """Return a stream over Omniglot's handwritten characters, one alphabet per task; images float32 (1, 28, 28).
 
-    Ink is 1. Of the 20 drawings of each character 14 are for training and 6 for the test, always the same ones.
+    Pixels are in [0, 1], ink is 1. Tasks are dissimilar and have few samples. Each character has 20 drawings: 14 for
+    training and 6 for testing, always the same ones.
 
     Args:
-        n_tasks: how many alphabets, the first ones; None: all.
-        alphabets: ``"small"``: the 8 (242 characters) of Omniglot's two small background sets, in
-            ``omniglot-small/images_background_small1.zip`` and ``…2.zip``; ``"background"``: all 30 (964 characters),
-            as torchvision keeps them in ``omniglot-py``.
-        root: the folder that holds these; None: the environment variable AMNESIA_DATA.
-        download: let torchvision fetch the 30.
+        n_tasks: number of alphabets, in alphabetical order; None: all.
+        alphabets: ``"small"``: the 8 alphabets (242 characters) of Omniglot's two small background sets, in
+            ``omniglot-small/images_background_small1.zip`` and ``…2.zip``; ``"background"``: all 30 alphabets (964
+            characters), in torchvision's folder ``omniglot-py``.
+        root: folder that contains these; None: the environment variable AMNESIA_DATA.
+        download: True to let torchvision download the 30 alphabets.
 
     Raises:
-        DataNotFoundError: files are missing; the message says which and what helps.
-        ValueError: a value that is not allowed; the message names those that are.
+        DataNotFoundError: files are missing; the message names the files and a remedy.
+        ValueError: invalid value; the message names the allowed values.
     """
     checks.one_of("alphabets", alphabets, Alphabets)
     given = data_root("Omniglot", root, "omniglot-small" if alphabets == "small" else "omniglot-py")
@@ -56,7 +57,7 @@ def SplitOmniglot(
 
 
 def by_alphabet(images: Images, n_tasks: int | None = None) -> CLScenario:
-    """One alphabet per task."""
+    """Return a benchmark with one alphabet per task, of the first ``n_tasks`` alphabets in ``images`` (None: all)."""
     classes = [list(alphabet) for _, alphabet in groupby(images.classes, lambda character: character // 100)]
     if n_tasks is not None and not 1 <= checks.whole_number("n_tasks", n_tasks) <= len(classes):
         raise ValueError(f"n_tasks={n_tasks}: there are {len(classes)} alphabets; give 1 to {len(classes)}")
@@ -66,7 +67,7 @@ def by_alphabet(images: Images, n_tasks: int | None = None) -> CLScenario:
 
 @cache
 def omniglot(root: Path, alphabets: Alphabets = "small") -> Images:
-    """All drawings; a class is 100 · alphabet + character, in alphabetical order."""
+    """Return training and test drawings; the class number is 100 · alphabet + character, in alphabetical order."""
     x, y = _drawings(root, alphabets)
     learned = torch.zeros(len(y), dtype=torch.bool)
     learned[stratified(y, 14 * len(y) // 20, 0, "train")] = True  # the same for all seeds
@@ -87,7 +88,7 @@ def _drawings(root: Path, alphabets: Alphabets) -> tuple[Tensor, Tensor]:
 
 
 def _files(root: Path, alphabets: Alphabets) -> Iterator[tuple[str, str, bytes]]:
-    """Alphabet, character and file of every drawing, in order."""
+    """Yield (alphabet, character, content of the image file) for every drawing, in alphabetical order."""
     if alphabets == "background":
         if not (root / BACKGROUND).is_dir():
             raise missing("Omniglot", f"{BACKGROUND}/", root)
@@ -97,7 +98,7 @@ def _files(root: Path, alphabets: Alphabets) -> Iterator[tuple[str, str, bytes]]
     absent = [str(file) for file in SMALL if not (root / file).is_file()]
     if absent:
         raise missing("Omniglot", " and ".join(absent), root, downloads=False)
-    drawings: dict[str, bytes] = {}  # two alphabets lie in both files: counted twice, the test would be trained on
+    drawings: dict[str, bytes] = {}  # both files contain two alphabets; duplicates would leak test images
     for packed in SMALL:
         with zipfile.ZipFile(root / packed) as archive:
             names = [name for name in archive.namelist() if name.endswith(".png")]

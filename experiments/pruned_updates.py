@@ -1,4 +1,4 @@
-"""Pruning of a task's update before it is recorded: small entries, and entries that moved in few steps, return."""
+"""Trajectory plugin that prunes a task's update before recording it, to save memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,19 +13,19 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
 class PrunedTrajectoryPlugin(TrajectoryPlugin):
-    """Records only entries that a task moved far, or in many steps; the others return to their value before it.
+    """Plugin that records only entries that changed much or in many steps, and resets all other changed entries.
 
-    They return in the model too, when the task ends: what a log does not hold would otherwise be residue. On our
-    streams it saves hardly a byte (experiments/results/trajectory_bytes.md): what a mask owns moved far.
+    The reset changes the model, too: unlearning could not remove an update that is not recorded. On our streams this
+    saves almost no memory (experiments/results/trajectory_bytes.md), because the entries in a task's mask change much.
 
     Args:
-        threshold: entries that a task moved by less than this return, above 0; None: none does.
-        min_active_steps: entries that moved in less than this share of the task's steps return, in (0, 1]; None: none
-            does. Counting takes a copy of the model, a counter of 4 bytes per parameter, and a comparison per step.
-        dtype: as of :class:`TrajectoryPlugin`.
+        threshold: reset entries that the task changed by less than this, above 0; None: reset none.
+        min_active_steps: reset entries that changed in less than this share of the task's steps, in (0, 1]; None: reset
+            none. Counting needs a copy of the model, a counter of 4 bytes per parameter, and a comparison per step.
+        dtype: as for :class:`TrajectoryPlugin`.
 
     Raises:
-        ValueError: for an option that is not allowed.
+        ValueError: invalid value of an option.
     """
 
     def __init__(
@@ -47,25 +47,25 @@ class PrunedTrajectoryPlugin(TrajectoryPlugin):
         self._activity: StepActivity | None = None
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """As the base class's; begin to count moves."""
+        """Before a task's training: call the base class's method, and start counting changes per entry."""
         super().before_training_exp(strategy, **kwargs)
         self._activity = None if self.min_active_steps is None else StepActivity(strategy.model)
 
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Note where the step starts."""
+        """Before an optimizer step: copy the parameters, if changes are counted."""
         if self._activity is not None:
             self._activity.before_step()
 
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Count the entries that the step moved."""
+        """After an optimizer step: count the changed entries, if changes are counted."""
         if self._activity is not None:
             self._activity.after_step()
 
     def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        """Return small entries, and those that moved in few steps, to their value before the task."""
+        """Reset entries with a small change, or with changes in few steps, to their values ``before`` the task."""
         active = {} if self._activity is None else self._activity.share()
         for name, parameter in parameters.items():
-            if name not in before or before[name].shape != parameter.shape:  # the record refuses what grew
+            if name not in before or before[name].shape != parameter.shape:  # recording raises an error for these
                 continue
             old = before[name].to(parameter.device)
             returns = torch.zeros_like(parameter, dtype=torch.bool)
@@ -76,13 +76,13 @@ class PrunedTrajectoryPlugin(TrajectoryPlugin):
             parameter.copy_(torch.where(returns, old, parameter))
 
     def undo_training(self, strategy: Strategy) -> None:
-        """As the base class's; drop the counts."""
+        """After an interrupted training: call the base class's method, and delete the counts."""
         super().undo_training(strategy)
         self._activity = None
 
 
 class StepActivity:
-    """Count of a task's steps in which each parameter's entries moved."""
+    """Counter of the optimizer steps of a task that changed each entry of each parameter."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
@@ -92,17 +92,17 @@ class StepActivity:
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Note where a step starts: what moved since the last one (an unlearning, say) was no step."""
+        """Copy all parameters, so that changes between two steps (e.g. by an unlearning) are not counted."""
         for name, parameter in self._parameters.items():
             self._start[name].copy_(parameter)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Count the entries that the step moved."""
+        """Count the step for each entry that it changed."""
         self._steps += 1
         for name, parameter in self._parameters.items():
             self._moves[name] += ~same_bits(parameter, self._start[name])
 
     def share(self) -> dict[str, Tensor]:
-        """Parameter name → share of the steps in which each entry moved, float64."""
+        """Return parameter name → share of the steps that changed each entry, float64 in the parameter's shape."""
         return {name: moves.double() / max(self._steps, 1) for name, moves in self._moves.items()}

@@ -1,9 +1,9 @@
-"""AmnesiacHAT at this package's defaults beside the published method: permuted MNIST, five tasks, the paper's schedule.
+"""Compare this package's default AmnesiacHAT with the published method: permuted MNIST, the paper's five tasks.
 
     python -m experiments.published --root DATA --seeds 1 2 3 4 5
 
-Adds a file per seed to ``experiments/results/published/`` and writes ``experiments/results/published.md`` from all that
-are there. No setting was chosen on these seeds.
+Adds a file per seed to ``experiments/results/published/``, and writes ``experiments/results/published.md`` from all
+these files. No setting was chosen on these seeds.
 """
 
 import argparse

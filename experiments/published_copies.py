@@ -1,10 +1,10 @@
-"""Shadow copies as in the AmnesiacHAT paper: by units, from fresh weights, with a joint loss.
+"""Compensation by weight copies as in the AmnesiacHAT paper: copies of whole units, with new weights and a joint loss.
 
     from experiments.published_copies import PublishedCopies
     strategy = AmnesiacHAT(model=model, optimizer=optimizer, masks=HardAttention(), compensation=PublishedCopies())
 
-In layer ``l`` a copy ``B`` gives ``x ← a ⊙ B_l(x) + (1 − a) ⊙ W_l(x)``, then mask and activation of the task in
-training. Here a copy also has its own norms and dropout masks.
+In layer ``l`` a copy ``B`` computes ``x ← a ⊙ B_l(x) + (1 − a) ⊙ W_l(x)``, followed by the current task's mask and the
+activation function. Unlike in the paper, a copy also has its own norms and dropout masks.
 """
 
 import copy
@@ -40,10 +40,10 @@ Scope = Literal["unit", "own_unit"]
 
 
 class JointShadow(Shadow):
-    """A shadow whose loss also trains the main weights, the head and the mask; it keeps values, not updates."""
+    """Shadow (weight copy) whose loss also trains main weights, head and mask; stores values, not updates."""
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits ``(batch, classes)`` of the task in training, with gradients for all that takes part."""
+        """Return logits ``(batch, classes)`` with gradients for the shadow, main weights, head and mask."""
         weights: dict[str, Tensor] = dict(self.model.backbone.named_parameters())
         for name, values in self._values.items():
             weights[name] = torch.where(self.region[name], values, weights[name])
@@ -54,26 +54,26 @@ class JointShadow(Shadow):
         return logits
 
     def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
-        """Return parameter name → values of the region's entries that are in ``use``."""
+        """Return parameter name → the shadow's values at entries of its region that are True in ``use``."""
         return {
             name: SparseValues.of(self._values[name].data, inside & use[name]) for name, inside in self.region.items()
         }
 
 
 class PublishedCopies(BackupPlugin):
-    """Copies of whole units from fresh weights, whose values replace those of later tasks in an unlearning.
+    """Compensation plugin with copies of whole units; unlearning writes the copies' values into later tasks' entries.
 
-    They may write over entries of tasks before the unlearned one. Permanent tasks have copies too, only for their loss:
-    copies train the main weights, so they must not depend on which tasks may be unlearned. Deadlines count unlearned
-    tasks, so a retrained model could have other copies.
+    These values may overwrite entries of tasks before the unlearned task. Permanent tasks have copies too, but only for
+    the loss: copies train the main weights, so they must not depend on which tasks may be unlearned. Deadlines count
+    unlearned tasks, so a retrained model could have other copies.
 
     Args:
-        scope: units that a copy owns, with all their weights and biases: those of all tasks up to the earlier task
-            (``unit``, as in the paper's text), or of the earlier task alone (``own_unit``, as in the authors' code).
-        seed: fresh weights are drawn from it, the task and the earlier task.
+        scope: units in a copy, with all their weights and biases: units of all tasks up to the earlier task (``unit``,
+            as in the paper's text), or only of the earlier task (``own_unit``, as in the authors' code).
+        seed: seed of the new weights, together with the task and the earlier task.
 
     Attributes:
-        placed: task → parameter name in the backbone → values that unlearnings placed.
+        placed: task → parameter name in the backbone → values that unlearnings wrote into the main network.
 
     Raises:
         ValueError: for an invalid value; before a training, if a module with parameters has no ``reset_parameters``.
@@ -88,17 +88,17 @@ class PublishedCopies(BackupPlugin):
         self.placed: dict[int, dict[str, SparseValues]] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: stored copies, and values placed by unlearnings."""
+        """Return the state to save: the stored copies, and the values that unlearnings wrote."""
         return super().state() | {"placed": {task: entries_state(values) for task, values in self.placed.items()}}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state."""
+        """Load a state that :meth:`state` returned."""
         kept, placed = checked(state, kept=dict, placed=dict)
         super().load_state({"kept": kept})
         self.placed = {task: entries_from(values) for task, values in placed.items()}
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model and the other plugins, before the task changes anything."""
+        """Before a task's training: check the other plugins, and that all backbone modules can draw new weights."""
         super().before_train_dataset_adaptation(strategy, **kwargs)
         model = strategy.model
         undrawn = sorted(model.graph.factors.keys() - fresh_weights(model.backbone, 0))
@@ -109,7 +109,7 @@ class PublishedCopies(BackupPlugin):
             )
 
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Create a copy for every remaining task."""
+        """Before a task's training: create a copy for every remaining earlier task."""
         _, recorder = method_plugins(strategy, "PublishedCopies()")
         super().begin(strategy, task, recorder.trajectory.tasks)
 
@@ -122,11 +122,11 @@ class PublishedCopies(BackupPlugin):
     ) -> dict[str, Tensor]:
         return fresh_weights(model.backbone, derive_seed(self.seed, "shadow", task, other))
 
-    # These values are absolute, so later unlearnings of earlier tasks must not subtract updates from them. Therefore
-    # every unlearning places these values again, over the values that it has computed there.
+    # Copies contain values, not updates, so later unlearnings of earlier tasks must not subtract updates from them.
+    # Therefore every unlearning writes these values again, over the values that it has computed there.
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Return revisions that replace the tasks' values by the copies'; at each entry, at most one task's."""
+        """Return revisions that replace remaining tasks' values by their copies' values; at most one per entry."""
         tasks = trajectory.tasks
         first = min(map(tasks.index, gone), default=len(tasks))
         result: dict[int, dict[str, Revision]] = {}
@@ -140,10 +140,10 @@ class PublishedCopies(BackupPlugin):
     def _standing(
         self, tasks: Sequence[int], gone: Collection[int]
     ) -> Iterator[tuple[int, str, Tensor, Tensor, Tensor]]:
-        """Yield, after unlearning ``gone``: remaining task, parameter name, and three tensors of its shape.
+        """Yield (remaining task, parameter name, three tensors): values written by copies, if ``gone`` is unlearned.
 
-        Two are bool: the entries with values of the task's copies, and the entries overwritten by another task's
-        copies. The third has these values, and 0 elsewhere.
+        The tensors have the parameter's shape. Two are bool: the entries with values of the task's copies, and the
+        entries overwritten by another task's copies. The third contains the values of the former, and 0 elsewhere.
         """
         newest = self._newest(tasks, gone)
         for task in tasks:
@@ -162,7 +162,7 @@ class PublishedCopies(BackupPlugin):
                 yield task, name, stands, lost, values * stands
 
     def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Install the copies' norms, delete the copies without an unlearned task, and note the placed values."""
+        """Copy the copies' norms to remaining tasks, delete copies of unlearned tasks, and store the written values."""
         placed: dict[int, dict[str, SparseValues]] = {}
         for task, name, stands, _, values in self._standing(tuple(self.kept), gone):
             if bool(stands.any()):
@@ -200,7 +200,7 @@ def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
     return drawn
 
 
-# What they leave of the other tasks -----------------------------------------------------------------------------------
+# Effect on the accuracy of the remaining tasks ------------------------------------------------------------------------
 
 OUTPUT = Path("experiments/results/published_copies.json")
 NOTES = """`python -m experiments.published_copies`: five tasks of permuted digits, AmnesiacHAT with AdaHAT's rule,
@@ -214,7 +214,7 @@ COMPENSATIONS = {
 
 
 def left_over(compensation: str, seed: int) -> dict[str, list[float]]:
-    """Return accuracies of the task before and of the three tasks after: never unlearned, unlearned, retrained."""
+    """Return state (never unlearned, unlearned, retrained) → accuracies of the earlier task and of the later ones."""
     benchmark = PermutedDigits(seed=seed)
     found = {}
     for name, tasks in (("unlearned", range(5)), ("retrained", (0, 2, 3, 4))):

@@ -1,12 +1,12 @@
-"""What our build of the published AmnesiacHAT and the authors' code do differently, one switch at a time.
+"""Measure each difference between AmnesiacHAT's paper and its authors' code, by switching it on in our implementation.
 
     python -m experiments.published_differences --root DATA --seeds 1 2 3 4 5
     python -m experiments.published_differences --root DATA --seeds 1 2 3 4 5 --export TASKS     # for clarena_run.py
 
-The stream of ``experiments.published`` on 20,000 of the training images. Adds a file per seed to
-``experiments/results/published/`` and writes ``experiments/results/published_differences.md`` from all that are there,
-beside what ``experiments/clarena_run.py`` wrote there of the authors' code. ``--export`` writes images, orders and
-initial weights for that script instead.
+Runs the stream of ``experiments.published`` with 20,000 training images. Adds a file per seed to
+``experiments/results/published/``, and writes ``experiments/results/published_differences.md`` from all files there,
+including those that ``experiments/clarena_run.py`` wrote for the authors' code. With ``--export``, it only writes
+images, sample orders and initial weights for that script.
 """
 
 import argparse
@@ -57,7 +57,7 @@ BUILD: Mapping[str, Any] = {
     "alias": False,
     "momentum": False,
 }
-"""The published form as its paper's text says."""
+"""Settings of the published method, as in the paper's text."""
 SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "copies start at the state before the task": {"start": "before"},
     "copies stand in for the units of the task's own mask": {"scope": "own_unit"},
@@ -78,24 +78,24 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     **{f"+ {name}": switch for name, switch in SWITCHES.items()},
 }
 OF_TRAINING = ("embedding_lr", "space", "replay", "commit")
-"""Switches that the model which never unlearns, and has no copies, depends on."""
+"""Switches that affect the model that unlearns nothing and has no copies."""
 
 
 class AuthorsMemory(TaskMemory):
-    """500 samples of all tasks, whose logits stay those of the step that drew them, whatever is unlearned."""
+    """Memory of 500 samples of all tasks, with the logits of the step that drew each sample; never updated."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(MEMORY, seed)
 
     def store(self, *args: Any, **kwargs: Any) -> None:
-        """Draw nothing at a task's end: :class:`AuthorsReplay` draws while it trains."""
+        """Do nothing at a task's end: :class:`AuthorsReplay` draws the samples during training."""
 
     def renew(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the logits."""
+        """Do nothing: the stored logits stay unchanged."""
 
 
 class AuthorsReplay(DarkReplayPlugin):
-    """Fills that memory, and replays from it in every step where ``replays``."""
+    """Plugin that fills an :class:`AuthorsMemory` while training and, if ``replays``, adds DER++'s loss."""
 
     def __init__(self, seed: int, *, replays: bool) -> None:
         super().__init__(seed=seed)
@@ -105,7 +105,7 @@ class AuthorsReplay(DarkReplayPlugin):
         self._seen = 0
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Add the loss on memory; draw from the mini-batch."""
+        """Before the backward pass: add the loss on stored samples, and draw samples from the mini-batch."""
         if self.replays:
             super().before_backward(strategy, **kwargs)
         for sample in zip(strategy.mb_x, strategy.mb_y, strategy.mb_output.detach(), strict=True):
@@ -115,7 +115,7 @@ class AuthorsReplay(DarkReplayPlugin):
                 self._drawn[slot : slot + 1] = [sample]
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Keep the task's part, beside the same number of every other one's."""
+        """After a task's training: store the task's samples; reduce every task to the same number of samples."""
         task = int(strategy.experience.task_label)
         samples = Samples(*map(torch.stack, zip(*self._drawn, strict=True)), frozenset({task}))
         quota = MEMORY // (len(self.memory.samples) + 1)
@@ -127,9 +127,10 @@ class AuthorsReplay(DarkReplayPlugin):
 
 
 class AuthorsRepair(RepairPlugin):
-    """Repair of what the forgotten task's mask covers alone, towards the logits in that memory.
+    """Repair that trains only entries in the unlearned tasks' masks, towards the logits in an :class:`AuthorsMemory`.
 
-    With ``momentum`` it goes on with the optimizer of the task before it, which moves every weight for a while.
+    With ``momentum``, it continues with the optimizer state of the last training, whose momentum changes every weight
+    for a few steps.
     """
 
     def __init__(self, memory: TaskMemory, seed: int, steps: int, *, momentum: bool) -> None:
@@ -139,14 +140,14 @@ class AuthorsRepair(RepairPlugin):
         self._state: dict[str, dict[str, Tensor]] = {}
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Remember what the task uses, and where the optimizer stands."""
+        """After a task's training: store the entries that the task uses, and copy the optimizer's state."""
         task, state = int(strategy.experience.task_label), strategy.optimizer.state
         self._used[task] = entries_in_use(strategy.model, task)
         named = inside_backbone(dict(strategy.model.named_parameters()))
         self._state = {name: copy.deepcopy(state[parameter]) for name, parameter in named.items() if parameter in state}
 
     def repair(self, model: Any, optimizer: Any, tasks: Any, compensated: Any, free: Mapping[str, Tensor]) -> int:
-        """Repair the entries in the masks of the tasks that have just gone."""
+        """Train ``tasks`` on stored samples, at entries in the masks of the unlearned tasks; return the step count."""
         gone = [self._used.pop(task) for task in [*self._used] if task not in model.masked_tasks]
         inside = {name: torch.stack([used[name] for used in gone]).any(0) for name in gone[0]}
         if not self.momentum:
@@ -176,10 +177,11 @@ class AuthorsRepair(RepairPlugin):
 
 
 class AuthorsCopies(PublishedCopies):
-    """Copies of values that replace whatever stands in an entry, as published, also what later tasks moved there.
+    """Copies as in the authors' code: their values replace entries completely, also the updates of later tasks.
 
-    Outside their units they read the weights as they are, with what the earlier task moved there. With ``alias`` the
-    name of the head in training also stands for it in a task's update, and by the time of the request for another one.
+    Outside their units, copies use the current weights, which include the earlier task's update. ``alias`` reproduces
+    an error of the authors' code: a task's update refers to "the current head" by name, which is another task's head
+    when the task is unlearned, so the unlearned task's update is subtracted from the newest head.
     """
 
     def __init__(self, begin_at: str, scope: Scope, seed: int, *, alias: bool) -> None:
@@ -193,20 +195,20 @@ class AuthorsCopies(PublishedCopies):
         return super()._start_values(model, trajectory, task, other, values)
 
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Make them."""
+        """Before a task's training: create the copies, and copy the initial head of ``task``."""
         super().begin(strategy, task, unlearnable)
         for shadow in () if self._now is None else self._now.shadows.values():
             shadow.offset.clear()
         self._head[task] = [p.detach().clone() for p in strategy.model.head(task).parameters()]
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Keep what they learned, and the update of the task's head."""
+        """After a task's training: store what the copies learned, and the update of the task's head."""
         super().prepare(strategy, task, unlearnable)
         ends = strategy.model.head(task).parameters()
         self._head[task] = [end.detach() - start for end, start in zip(ends, self._head[task], strict=True)]
 
     def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Put them in place."""
+        """Write the copies' values into the model and, with ``alias``, subtract head updates from the newest head."""
         newest = max(self._head)
         for task in gone if self.alias and newest not in gone else ():
             for parameter, update in zip(model.head(newest).parameters(), self._head[task], strict=True):
@@ -215,12 +217,12 @@ class AuthorsCopies(PublishedCopies):
 
 
 def benchmark_of(root: Path, seed: int, n_train: int | None) -> CLScenario:
-    """The stream, on some of its training images."""
+    """Return the benchmark with its requests, on ``n_train`` of its training images (None: all)."""
     return replace(STREAM, n_train=n_train).benchmark(root, seed)
 
 
 def options_of(build: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Options of an AmnesiacHAT."""
+    """Return the arguments of an :class:`AmnesiacHAT` for the switches in ``build``."""
     copies = AuthorsCopies(build["start"], build["scope"], seed, alias=build["alias"])
     replay = AuthorsReplay(seed, replays=build["replay"])
     repair = (
@@ -236,13 +238,13 @@ def options_of(build: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def kept_by(build: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Context of a training."""
-    # Theirs records whatever moved: what soft gates and replay wrote outside a task's mask is in its update too.
+    """Return a context for trainings; with the switch ``commit`` off, entries outside masks keep their changes."""
+    # The authors' code records all changes, also those that soft gates and replay made outside the task's mask.
     return nullcontext() if build["commit"] else mock.patch.object(TaskSnapshot, "commit")
 
 
 def trained(build: Mapping[str, Any], benchmark: CLScenario, seed: int, *, unlearns: bool) -> list[float]:
-    """Accuracies on the two tasks that remain."""
+    """Train all tasks, with unlearning if ``unlearns``; return the test accuracies of the tasks without a request."""
     torch.manual_seed(seed)
     model = MaskedModel(STREAM.network())
     options = options_of(build, seed) | ({} if unlearns else {"compensation": "none"})
@@ -259,12 +261,12 @@ def trained(build: Mapping[str, Any], benchmark: CLScenario, seed: int, *, unlea
 
 
 def full_benchmark(root: Path, seed: int, n_train: int | None) -> CLScenario:
-    """The same without requests."""
+    """Return the benchmark as :func:`benchmark_of`, but without requests."""
     return replace(STREAM, n_train=n_train, requests={}).benchmark(root, seed)
 
 
 def run(variant: str, seed: int, root: Path, n_train: int | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row; a full model that another row has already trained is not trained again."""
+    """Return one result row; reuse the full model's accuracies from ``rows`` if a variant trained the same."""
     started = time.process_time()
     build = {**BUILD, **VARIANTS[variant]}
     remaining = trained(build, benchmark_of(root, seed, n_train), seed, unlearns=True)
@@ -310,7 +312,7 @@ SHOWN = ("row", "seeds", "task 2", "task 3", "remaining", "full", "ad")
 
 
 def table() -> str:
-    """The page of all rows that are there."""
+    """Return the Markdown page of all stored results, the authors' code first."""
     ours = _rows("differences_seed*.json")
     groups = {
         name + ("" if images == 20_000 else ", 60,000 images"): authors_rows(settings, images)
@@ -323,7 +325,7 @@ def table() -> str:
 
 
 def authors_rows(settings: Mapping[str, Any], images: int) -> list[dict[str, Any]]:
-    """Rows of the authors' code with these settings, on this number of training images."""
+    """Return the stored results of the authors' code with these settings and this number of training images."""
     return [
         row
         for row in _rows("clarena_seed*.json")
@@ -332,7 +334,7 @@ def authors_rows(settings: Mapping[str, Any], images: int) -> list[dict[str, Any
 
 
 def cell(values: Sequence[float], scale: float, signed: bool = False) -> str:
-    """Mean, and standard deviation where there are several."""
+    """Return mean and, of several values, standard deviation of ``scale · values`` as text."""
     scaled = [scale * value for value in values]
     spread = f" ± {stdev(scaled):.2f}" if len(scaled) > 1 else ""
     return f"{mean(scaled):{'+' if signed else ''}.2f}{spread}"
@@ -350,7 +352,7 @@ def _line(name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def export(root: Path, seed: int, n_train: int | None, file: Path) -> None:
-    """Write images, each task's pixels, its batches' order by epoch, and the network's initial weights."""
+    """Write a file with images, each task's pixel and sample orders, and the network's initial weights."""
     benchmark = benchmark_of(root, seed, n_train)
     (x, y), (test_x, test_y) = (task_data(stream[0]) for stream in (benchmark.train_stream, benchmark.test_stream))
     x, test_x, n_pixels = x.flatten(1), test_x.flatten(1), x[0].numel()
@@ -385,7 +387,7 @@ def export(root: Path, seed: int, n_train: int | None, file: Path) -> None:
 
 
 def main() -> None:
-    """Run or export some seeds."""
+    """Run all chosen seeds and variants, or export the seeds' data."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", type=Path, required=True, help="data root")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])

@@ -1,9 +1,9 @@
-"""What label smoothing, averaged weights and random features add to exact methods: six trials for each, five new seeds.
+"""Measure the gain in accuracy by label smoothing, averaged weights and random features, for two exact methods.
 
-    python -m experiments.recipe --root DATA --validation 101              # held out training images: six rates each
-    python -m experiments.recipe --root DATA --test 31 32 33 34 35         # test images, with the best rate
+    python -m experiments.recipe --root DATA --validation 101              # held-out training images: six rates each
+    python -m experiments.recipe --root DATA --test 31 32 33 34 35         # test images, with the best learning rate
 
-Adds to ``experiments/results/recipe.json`` and writes the table beside it; what is there is not run again.
+Adds results to ``experiments/results/recipe.json``, skips runs that it contains, and writes the table next to it.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ RECIPES = {
     "label smoothing": (0.1, list),
     "all three": (0.1, lambda: [AveragedWeights(), RandomFeatures()]),
 }
-"""Label smoothing of the loss, and maker of the plugins."""
+"""Recipe → label smoothing of the loss, and a function that returns the plugins."""
 METHODS = ("DisjointSubnets", "Independent")
 ORDER = ("rotated", "permuted 20", "permuted fashion", "omniglot", "permuted", "split cifar")
 NOTES = """Streams, networks, epochs, requests and trials are those of the [comparison](comparison.md): each row has six
@@ -42,7 +42,7 @@ programs ran), both relative to the method's plain row."""
 
 
 def run(stream, method, recipe, seed, settings, root, validation):
-    """Accuracy of what remains, bytes and seconds."""
+    """Train one method with one recipe; return accuracy on the remaining tasks, claims, bytes and CPU seconds."""
     smoothing, plugins = RECIPES[recipe]
     benchmark = benchmark_of(method, stream, seed, root, validation)
     loss = nn.CrossEntropyLoss(label_smoothing=smoothing)

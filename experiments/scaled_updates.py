@@ -1,4 +1,4 @@
-"""Scaling of a later task's damped update, where the task that it built on goes (``rate`` and ``draft``)."""
+"""Compensation by scaling: enlarge later tasks' updates where an earlier task is unlearned (an ablation)."""
 
 from collections.abc import Collection
 from typing import Any, Literal
@@ -23,29 +23,29 @@ Scaling = Literal["rate", "draft"]
 
 
 class ScaledUpdatesPlugin(SupervisedPlugin):
-    """Scales what the next task wrote where one that goes was the first to use an entry: two ablations.
+    """Compensation plugin that scales a remaining task's update at entries that an unlearned task was first to use.
 
-    The first task's update of an entry is large, and every later one is damped by the adjustment rate, so that after
-    the deletion hardly anything is left. ``rate`` scales the update of the first remaining task that moved the entry
-    by the inverse of the rate with which it was damped (without layer sparsity, κ = 0); ``draft`` multiplies it by α,
-    the literal reading of the method's first draft. With ``adjustment="hat"`` no other task moves such an entry, and
-    neither changes anything; with AdaHAT both were measured to be harmful (results/ablation).
+    The first task's update of an entry is large. Later updates are multiplied by the adjustment rate, so little is left
+    of the entry after the first task is unlearned. ``rate`` divides the update of the first remaining task that changed
+    the entry by its adjustment rate (without layer sparsity, κ = 0). ``draft`` multiplies this update by α, as in the
+    literal text of the method's first draft. With ``adjustment="hat"`` no other task changes such an entry, so both
+    have no effect; with AdaHAT both were measured to be harmful (results/ablation).
 
-    Needs :class:`HATPlugin` and :class:`TrajectoryPlugin` in front of it, and
-    :class:`UnlearningPlugin` beside it.
+    Needs a :class:`HATPlugin` and a :class:`TrajectoryPlugin` before it in the list of plugins, and an
+    :class:`UnlearningPlugin`.
 
     Args:
         by: ``rate`` or ``draft``.
-        alpha: α of ``draft``, above 0; by default that of the adjustment, where it has one (``adahat``, ``constant``),
-            and 1 otherwise.
+        alpha: α of ``draft``, above 0; by default the α of the adjustment rule (``adahat``, ``constant``), or 1 if the
+            rule has none.
 
     Attributes:
-        rates: task → parameter name in the backbone → the rates, float16, of the entries that were in use and that
-            the task moved all the same.
+        rates: task → parameter name in the backbone → adjustment rates, float16, at entries that earlier tasks used and
+            that the task changed.
 
     Raises:
-        ValueError: for a value that is not allowed, or where a plugin that it needs is missing.
-        TypeError: before a training, if the model is no :class:`MaskedModel`.
+        ValueError: invalid value, or a required plugin is missing.
+        TypeError: before a training, if the model is not a :class:`MaskedModel`.
     """
 
     def __init__(self, by: Scaling = "rate", *, alpha: float | None = None) -> None:
@@ -58,21 +58,21 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         self._damped: dict[str, SparseValues] = {}
 
     def state(self) -> dict[str, Any]:
-        """State to save: the rates, and the adjustment's α."""
+        """Return the state to save: the adjustment rates, and α."""
         return {"rates": {task: entries_state(rates) for task, rates in self.rates.items()}, "alpha": self._alpha}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Load a state that :meth:`state` returned."""
         rates, alpha = checked(state, rates=dict, alpha=float)
         self.rates, self._alpha = {task: entries_from(of_task) for task, of_task in rates.items()}, alpha
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model and the plugins beside it, before anything of the task is made."""
+        """Before a task's training: check that the model is a MaskedModel and that the required plugins are present."""
         method_plugins(strategy, "ScaledUpdatesPlugin('rate')")[0].model_of(strategy)
 
     @torch.no_grad()
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Remember the rates with which the task is damped."""
+        """Before a task's training: store the adjustment rates of entries that earlier tasks use."""
         masking, _ = method_plugins(strategy, "ScaledUpdatesPlugin('rate')")
         use = masking.task_use(masking.model_of(strategy))
         self._damped = {
@@ -82,7 +82,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         self._alpha = float(getattr(masking.rule, "alpha", 1.0)) if self.alpha is None else self.alpha
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Keep the rates of the entries that the task moved."""
+        """After a task's training: keep the adjustment rates only of entries that the task changed."""
         _, recorder = method_plugins(strategy, "ScaledUpdatesPlugin('rate')")
         moved = inside_backbone(recorder.trajectory.moved(task))
         kept = {n: rates.restricted(moved[n].reshape(-1)) for n, rates in self._damped.items() if n in moved}
@@ -90,17 +90,17 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         self._damped = {}
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Drop the rates of a task whose training was interrupted."""
+        """After an interrupted training: delete the adjustment rates of its task."""
         self._damped = {}
 
     # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """False: revising is all that it does."""
+        """Return False: scaling updates does not fully compensate any task."""
         return False
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Scale, where a task that goes was the first to use an entry, the first remaining task's update of it."""
+        """Return revisions that scale the first remaining task's update of entries that ``gone`` used first."""
         result: dict[int, dict[str, Revision]] = {}
         orphaned: dict[str, Tensor] = {}
         occupied: dict[str, Tensor] = {}
@@ -123,6 +123,6 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         return result
 
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Drop the rates of the tasks that go."""
+        """Delete the adjustment rates of the tasks in ``gone``; return no lines for the record."""
         change.set(self, rates={task: rates for task, rates in self.rates.items() if task not in gone})
         return []

@@ -1,9 +1,9 @@
-"""Tables of results on pages for readers: README, ``docs/``, REPRODUCIBILITY.
+"""Copy tables of results into the pages that show them: README, REPRODUCIBILITY and ``docs/``.
 
     python -m experiments.shown_tables        # or: make tables
 
-Such a table stands between two comments. The first says which table it is: the first one behind these words of a file,
-whose path starts from the repository's root. Until that file is there, what stands between them stays.
+Each table in a page is between two comments. The first comment names a file, relative to the repository's root, and
+some words in it; the first table after these words is copied. If the file is missing, the page stays unchanged.
 
     <!-- table: experiments/results/comparison.md, Tasks that remain, at the end -->
     <!-- end of table -->
@@ -18,7 +18,7 @@ SHOWN = re.compile(r"(<!-- table: ([\w./]+), (.+?) -->\n)(.*?)(<!-- end of table
 
 
 def first_table(text, words):
-    """Lines of the first Markdown table behind some words."""
+    """Return the first Markdown table after ``words`` in ``text``; raise ValueError if there is none."""
     if words not in text:
         raise ValueError(f"{words!r} does not stand there")
     found = re.search(r"(?:^\|.*\n?)+", text.split(words, 1)[1], flags=re.MULTILINE)
@@ -28,7 +28,7 @@ def first_table(text, words):
 
 
 def refreshed(page):
-    """The page's text with the tables of results as they are now."""
+    """Return the page's text with the current tables of results."""
 
     def shown(found):
         begin, name, words, before, end = found.groups()

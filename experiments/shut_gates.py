@@ -1,9 +1,9 @@
-"""Threshold below which a gate counts as shut: what reading small gates as 0 does to accuracy.
+"""Measure accuracy when gates below a threshold are treated as closed (0), for several thresholds.
 
     python -m experiments.shut_gates --root DATA --seeds 101 102    # a JSON file for each of these seeds, and the table
-    python -m experiments.shut_gates --seeds                        # the table alone
+    python -m experiments.shut_gates --seeds                        # only the table
 
-Five tasks, validated on training images that are held out; the test images are never looked at.
+Five tasks, evaluated on held-out training images; test images are not used.
 """
 
 import argparse

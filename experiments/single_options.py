@@ -1,8 +1,8 @@
-"""What each option of AmnesiacHAT changes by itself: all others at their defaults, permuted digits.
+"""Measure the effect of each option of AmnesiacHAT, with all other options at their defaults, on permuted digits.
 
     python -m experiments.single_options
 
-Each run learns five tasks without a request, then unlearns the task in second place. No default was chosen by it.
+Each run learns five tasks without a request, then unlearns the second task. No default was chosen by these results.
 """
 
 import argparse
@@ -48,7 +48,7 @@ OPTIONS = {
 
 
 def table(results):
-    """Means and standard deviations over the seeds, in per cent."""
+    """Return a Markdown page with means and standard deviations over the seeds, one row per option."""
     seeds = sorted({row["seed"] for row in results})
     lines = [
         "# One option of AmnesiacHAT at a time",

@@ -1,7 +1,7 @@
-"""Streams of the method comparison: data, network, training and requests of each.
+"""Streams of the method comparison: for each, its data, tasks, network, training settings and unlearning requests.
 
-Validation: a sixth of every class's training images stands in for the test images, which are then never read. Settings
-are chosen so, on seeds of their own.
+For validation, a sixth of every class's training images is held out and replaces the test images. Settings are chosen
+on these images, with other seeds than the results.
 """
 
 import io
@@ -38,19 +38,20 @@ from experiments.omniglot import by_alphabet
 
 @dataclass(frozen=True)
 class Stream:
-    """One stream of the comparison.
+    """Definition of one stream of the comparison: functions that build its parts, and its training settings.
 
     Attributes:
-        images: all images below the data root.
-        tasks: makes the tasks from images, their number and a seed.
-        network: makes the feature extractor, all of whose widths may be scaled.
-        requests: task label after which → task labels to unlearn.
+        images: function of the data root; returns all images.
+        tasks: function of images, number of tasks and seed; returns the benchmark.
+        network: function of a scale of all widths (default 1); returns the feature extractor.
+        requests: label of the task after which the request comes → labels of the tasks to unlearn.
         n_tasks: number of tasks.
-        n_train: training images, stratified and drawn by the seed; None: all.
+        n_train: number of training images, stratified and drawn by the seed; None: all.
         lr: learning rate of Adam.
-        training: epochs and size of a mini-batch.
-        validation: gives images of which those held out stand in for the test images; None: :func:`held_out`.
-        trials: how many settings each method tries.
+        training: number of epochs, and mini-batch size.
+        validation: function of the data root; returns training images with held-out ones as test images; None:
+            :func:`held_out`.
+        trials: number of settings to try per method.
     """
 
     images: Callable[[Path], Images]
@@ -65,7 +66,7 @@ class Stream:
     trials: int = 6
 
     def benchmark(self, root: Path, seed: int, validation: bool = False, shard: slice = slice(None)) -> CLScenario:
-        """Tasks with their requests; ``shard``: of the training images."""
+        """Return the benchmark on ``shard`` of the training images; with ``validation``, tests use held-out images."""
         if validation and self.validation is not None:
             images = self.validation(root)
         else:
@@ -75,7 +76,7 @@ class Stream:
         return with_unlearning(self.tasks(images, self.n_tasks, seed), self.requests)
 
     def narrow(self, n: int) -> nn.Module:
-        """The widest network of which ``n`` have no more parameters than the stream's one."""
+        """Return the widest network of which ``n`` copies have at most as many parameters as the stream's network."""
         most, low, high = size_of(self.network()) / n, 0.0, 1.0
         for _ in range(20):
             middle = (low + high) / 2
@@ -84,17 +85,17 @@ class Stream:
 
     @property
     def requested(self) -> frozenset[int]:
-        """Labels of the tasks that are unlearned by the end."""
+        """Return the labels of all tasks with an unlearning request."""
         return frozenset(task for tasks in self.requests.values() for task in tasks)
 
 
 def size_of(network: nn.Module) -> int:
-    """Number of a network's parameters."""
+    """Return the number of a network's parameters."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
 def accuracy_on(model: nn.Module, experience: CLExperience) -> float:
-    """Share of an experience's samples that a model classifies right."""
+    """Return the accuracy of a model on an experience, in [0, 1]."""
     device = next(model.parameters()).device
     x, y = (part.to(device) for part in task_data(experience))
     with evaluating(model):
@@ -102,7 +103,7 @@ def accuracy_on(model: nn.Module, experience: CLExperience) -> float:
 
 
 def held_out(images: Images) -> Images:
-    """The training images without a sixth of every class, which stands in for the test images."""
+    """Return the training images only, with a sixth of every class held out as test images."""
     x, y = images.train
     out = torch.zeros(len(y), dtype=torch.bool)
     out[stratified(y, len(y) // 6, 0, "validation")] = True
@@ -121,13 +122,13 @@ def _idx(name: str) -> Callable[[Path], Images]:
 
 @cache
 def _cifar10(root: Path) -> Images:
-    """CIFAR-10 by torchvision; where it is not, ``cifar10-jpeg/cifar10_jpeg.npz``, compressed to JPEG of quality 75."""
+    """Return CIFAR-10 from the file ``cifar10_jpeg.npz`` (JPEG, quality 75) if it exists, else from torchvision."""
     parts = cifar10_jpeg(root) if (root / JPEG).exists() else load("CIFAR10", root, True)
     return Images(*parts, before=(Standardise(0, 255),), after=(Standardise(0.473, 0.251),))
 
 
 def _drawings(root: Path) -> tuple[Tensor, Tensor]:
-    """Omniglot's small background sets: drawings, and characters, those of one alphabet in one hundred."""
+    """Return drawings and labels of Omniglot's small background sets; the label is 100 · alphabet + character."""
     alphabets: dict[str, dict[str, int]] = {}
     x, y = [], []
     for number in (1, 2):
@@ -202,7 +203,7 @@ STREAMS = {
         _split,
         SmallConvNet,
         _FIVE,
-        n_train=20_000,  # of 50,000: three seeds of every method are to fit into an hour
+        n_train=20_000,  # of 50,000, so that three seeds of each method need less than an hour
         training={"train_mb_size": 64, "train_epochs": 3},
     ),
     "omniglot": Stream(
@@ -226,5 +227,5 @@ GLYPHS = Stream(
     validation=held_out_fonts,
     trials=12,
 )
-"""Of :mod:`experiments.comparison` only, like the next one."""
+"""Stream used only by :mod:`experiments.comparison`, like ``PERMUTED_FASHION``."""
 PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted)

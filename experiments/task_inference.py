@@ -1,4 +1,4 @@
-"""Predictions without task labels by both rules, beside those with them, for tasks that remain after all requests.
+"""Compare accuracy without and with task labels, for both rules of task inference, after all unlearning requests.
 
     python -m experiments.task_inference --root DATA --validation 101 --test 21
 
@@ -22,7 +22,7 @@ METHODS = ("DisjointSubnets", "AmnesiacHAT")
 
 
 def shares(model, left, rule):
-    """Shares of samples whose task is inferred, and of those whose class is right too; means over tasks."""
+    """Return two fractions of samples, as means over tasks: with the correct task, and with correct task and class."""
     inferred, right = [], []
     for tested in left:
         x, y = task_data(tested)

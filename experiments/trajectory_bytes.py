@@ -1,16 +1,16 @@
-"""Bytes of a task's trajectory with each economy, and the error that it adds.
+"""Measure how much memory a recorded trajectory (tasks' updates) needs with each compression, and the added error.
 
     python -m experiments.trajectory_bytes [--data mnist|digits] [--root DATA] [--adjustment hat|adahat] [--json FILE]
 
 AmnesiacHAT at HAT's published settings, MLP 784-256-100-64 (64-256-100-64 on digits), Adam 1e-3, batch 128, 2 epochs
 (20 on digits); then the middle task is unlearned. Columns, means over tasks but for the largest error:
 
-    moved        share of the backbone's parameters that a task moved, as kept
-    byte         per backbone parameter and task
-    max, L2      |θ committed − θ trained| when a task ends
-    JSD          of the task's own features on its test data, committed against trained
-    accuracy     of all tasks before the request
-    request      largest |θ| difference between unlearning with this log and with a lossless one of the same run
+    moved        recorded entries of a task, as a share of the backbone's parameters
+    byte         bytes per backbone parameter and task
+    max, L2      |θ after − θ before| the task's update is compressed
+    JSD          between features after and before the compression, on the task's test data
+    accuracy     mean accuracy of all tasks before the request
+    request      largest |θ| difference between unlearning with this log and with a lossless log of the same run
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ COLUMNS = ("moved", "byte", "max", "L2", "JSD", "accuracy", "request")
 
 
 class WithLosslessTwin(Trajectory):
-    """A trajectory with a lossless log of the same run beside it."""
+    """Trajectory that also records every update in a second, lossless trajectory, for comparison."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.lossless = Trajectory()
 
     def record(self, task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor], **more: Any) -> Any:
-        """Record a task in both."""
+        """Record a task's update in both trajectories; return the committed values."""
         committed = super().record(task, before, after, **more)
         self.lossless.record(task, before, {**after, **committed})
         return committed
 
 
 class Watched(PrunedTrajectoryPlugin):
-    """A recorder that keeps what the last task's training left."""
+    """Trajectory plugin that also stores the parameters after the last training, before their compression."""
 
     def __init__(self, **setting: Any) -> None:
         super().__init__(**setting)
@@ -76,25 +76,25 @@ class Watched(PrunedTrajectoryPlugin):
         self.trained: dict[str, Tensor] = {}
 
     def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        """As the base class's, behind a copy."""
+        """Copy the trained ``parameters``, then prune them as in the base class."""
         self.trained = {name: value.detach().clone() for name, value in parameters.items()}
         super().prune(before, parameters)
 
     def added_errors(self, model: MaskedModel) -> Tensor:
-        """Differences of the model from what the last task's training left, float64."""
+        """Return the model's parameters minus those before the last compression, as one float64 vector."""
         now = dict(model.named_parameters())
         return torch.cat([(now[n].double() - value.double()).reshape(-1) for n, value in self.trained.items()])
 
 
 def set_values(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copy values into the parameters of the same names."""
+    """Copy ``values`` into the parameters with the same names."""
     for name, value in values.items():
         parameters[name].copy_(value)
 
 
 @torch.no_grad()
 def added_divergence(model: MaskedModel, trained: Mapping[str, Tensor], experience: Any) -> float:
-    """JSD of the task's features between the model and what its training left."""
+    """Return the JSD between a task's features with current and with ``trained`` (uncompressed) parameters."""
     x, _ = experience.tensors
     mask = model.binary_mask(experience.task_label)
     now = features_of(model, x, mask)
@@ -108,14 +108,14 @@ def added_divergence(model: MaskedModel, trained: Mapping[str, Tensor], experien
 
 @torch.no_grad()
 def mean_accuracy(model: MaskedModel, experiences: Any) -> float:
-    """Mean accuracy over all tasks' test data."""
+    """Return the mean accuracy over the tasks' test data."""
     model.eval()
     values = [accuracy(model(e.tensors[0], e.task_label), e.tensors[1]) for e in experiences]
     return sum(values) / len(values)
 
 
 def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -> dict[str, float]:
-    """One run: every task, then the request."""
+    """Train all tasks, unlearn the middle one, and return the table's columns by name."""
     torch.manual_seed(0)
     inputs = benchmark.train_stream[0].tensors[0][0].numel()
     model = MaskedModel(MLP(inputs, hidden=(256, 100), features=64))

@@ -1,4 +1,4 @@
-"""Trials of settings on held out training images, and runs on test images with the best ones: rows of a JSON file."""
+"""Search for settings on held-out images, runs with the best settings on test images, and JSON files of results."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 class FitHead(SupervisedPlugin):
-    """Fits the head of a task that ends, for a method that does not."""
+    """Avalanche plugin that fits a task's head again at the end of the task."""
 
     def __init__(self, seed):
         super().__init__()
@@ -30,18 +30,18 @@ class FitHead(SupervisedPlugin):
     def after_training_exp(self, strategy, **kwargs):
         task = strategy.experience.task_label
         if task in strategy.model.tasks:
-            with suppress(FitError):  # a training that diverged: its head stays, and reads nothing
+            with suppress(FitError):  # after a diverged training, the useless head stays
                 fit_trained_head(strategy, task, self.seed)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a method on a stream.
+    """Tuned settings of a method on a stream.
 
     Attributes:
         optimizer: ``Adam`` or ``SGD`` (without momentum); empty for a method without settings.
-        lr: its learning rate.
-        options: of the strategy or its model; of DER++'s plugin.
+        lr: learning rate of the optimizer.
+        options: options of the strategy or its model; for DER++, of its plugin.
     """
 
     optimizer: str
@@ -62,15 +62,15 @@ def search(
     trials: int = 6,
     most: float = inf,
 ) -> None:
-    """Try the rates at the middle of a setting, then the best one with a lower and a higher setting, then others.
+    """Try all learning rates, then the best rate with a lower and a higher setting, then values between or beyond.
 
     Args:
-        rates: optimizers and learning rates.
-        setting: name, middle value and the factor to its neighbours; None: a lower and a higher rate are tried.
-        between: factor from the best rate to these two.
-        measure: gives the accuracy of settings.
-        trials: how many in all; those after the sixth are :func:`next_to_try`.
-        most: the highest value that the setting can have.
+        rates: pairs (optimizer, learning rate), tried with the setting's middle value.
+        setting: name, middle value, and factor to the lower and higher value; None: two more rates are tried instead.
+        between: factor from the best rate to these two rates.
+        measure: function that runs a trial with given settings, and returns the accuracy.
+        trials: total number of trials; trials after the sixth are chosen by :func:`next_to_try`.
+        most: highest allowed value of the setting.
     """
     name, middle, factor = setting or (None, None, between)
     options = {} if name is None else {name: middle}
@@ -87,12 +87,12 @@ def search(
 def next_to_try(
     tried: Sequence[tuple[Settings, float]], factors: Mapping[str, float], most: float = inf
 ) -> Settings | None:
-    """Return the next settings to try: beyond an end of those tried, or in the widest gap next to the best; or None.
+    """Return the next settings to try: near the best ones, outside the tried range or in its widest gap; or None.
 
     Args:
-        tried: settings with their accuracies.
-        factors: ``lr``, and the name of the setting, to the factor by which it goes beyond an end.
-        most: the highest value that the setting can have.
+        tried: tried settings with their accuracies.
+        factors: ``lr`` and the setting's name → factor from the lowest or highest tried value to the next one.
+        most: highest allowed value of the setting.
     """
     best, known = max(tried, key=lambda one: one[1])[0], [each for each, _ in tried]
     beside, elsewhere = [], []
@@ -114,47 +114,47 @@ def next_to_try(
 
 
 def value_of(settings: Settings, name: str) -> float:
-    """Return the learning rate, or the value of a setting."""
+    """Return the value of the setting ``name``; ``lr`` is the learning rate."""
     return settings.lr if name == "lr" else settings.options[name]
 
 
 def with_value(settings: Settings, name: str, value: float) -> Settings:
-    """Return the settings with another learning rate, or another value of a setting."""
+    """Return a copy of the settings with another ``value`` of ``name``; ``lr`` is the learning rate."""
     return replace(settings, lr=value) if name == "lr" else replace(settings, options={**settings.options, name: value})
 
 
 def _rounded(settings: Settings) -> Settings:
-    """Return the settings with two digits."""
+    """Return the settings with all values rounded to two significant digits."""
     options = {name: float(f"{value:.2g}") for name, value in settings.options.items()}
     return replace(settings, lr=float(f"{settings.lr:.2g}"), options=options)
 
 
 def rows_of(output: Path) -> list[Row]:
-    """Rows of a file, which may not be there yet."""
+    """Return the result rows in a JSON file; an empty list if the file does not exist."""
     return json.loads(output.read_text()) if output.exists() else []
 
 
 def measured(output: Path, what: Row, run: Callable[[], Row], table: Callable[[list[Row]], str]) -> Row:
-    """The row of what was run: from the file, else run, added to it, and the table written beside it.
+    """Return the result row of a run; if the file lacks it, run it, add the row, and update the Markdown table.
 
     Args:
-        output: the file.
-        what: what the row is of.
-        run: gives the rest of the row.
-        table: Markdown of all rows.
+        output: JSON file of all rows; the table is next to it.
+        what: name → value of the fields that identify the run (method, stream, seed, settings …).
+        run: function that runs it, and returns the other fields of the row.
+        table: function that returns all rows as Markdown.
     """
     row = next((row for row in rows_of(output) if what.items() <= row.items()), None)
     if row is None:
         row = what | run()
         print(row, flush=True)
-        rows = [*rows_of(output), row]  # read again: others may add to it meanwhile
+        rows = [*rows_of(output), row]  # read again, because another process may have added rows
         output.write_text(json.dumps(rows, indent=1) + "\n")
         output.with_suffix(".md").write_text(table(rows))
     return row
 
 
 def best(rows: Iterable[Row], key: str, **what: Any) -> Any:
-    """The value with the best mean accuracy on held out training images, on a tie the first; None without trials."""
+    """Return the value of ``key`` with the best mean accuracy on held-out images; None without trials that match."""
     tried: dict[str, list[Row]] = {}
     for row in rows:
         if row["validation"] and what.items() <= row.items():
@@ -164,17 +164,17 @@ def best(rows: Iterable[Row], key: str, **what: Any) -> Any:
 
 
 def rows_tested(rows: Iterable[Row], **what: Any) -> list[Row]:
-    """Rows of test images."""
+    """Return the rows with results on test images that match ``what``."""
     return [row for row in rows if not row["validation"] and what.items() <= row.items()]
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean, and standard deviation where there are several."""
+    """Return mean and, of several values, standard deviation as text."""
     return f"{mean(values):.{digits}f}" + (f"±{stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def arguments(doc: str) -> argparse.ArgumentParser:
-    """Options of every such experiment."""
+    """Return an argument parser with the options that all experiments with trials have."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--root", type=Path, required=True, help="data root")
     parser.add_argument("--validation", nargs="*", type=int, default=[], help="seeds on held out training images")
@@ -190,15 +190,15 @@ def run_trials(
     run: Callable[..., Row],
     table: Callable[[list[Row]], str],
 ) -> None:
-    """Every rate on held out training images, then each place's best one on test images.
+    """Run every learning rate on held-out training images, then each combination's best rate on test images.
 
     Args:
-        output: the file.
-        options: what :func:`arguments` parsed.
-        places: what a row is of beside seed and rate; passed to ``run`` by name.
-        rates: to try on held out training images.
-        run: called with ``seed``, ``rate``, ``root`` and ``validation`` besides; returns ``accuracy`` and more.
-        table: Markdown of all rows.
+        output: JSON file of all rows.
+        options: result of the parser that :func:`arguments` returns.
+        places: combinations (of stream, method …) to run, each passed to ``run`` by name.
+        rates: learning rates to try on held-out training images.
+        run: function, also called with ``seed``, ``rate``, ``root`` and ``validation``; returns ``accuracy`` and more.
+        table: function that returns all rows as Markdown.
     """
     torch.set_num_threads(1)
     cells = [(seed, True, rate) for seed in options.validation for rate in rates]

@@ -1,7 +1,7 @@
-"""Library networks that ``MaskedModel`` was tried on: operations, what masks cover, or why not.
+"""Try ``MaskedModel`` on networks of torchvision, timm and transformers: print their mask coverage, or the error.
 
-``python -m experiments.tried_networks`` writes a table to standard output, which ``docs/mask_your_network.md`` sums up.
-Weights are random. Networks of timm and transformers are left out where the library is not installed.
+``python -m experiments.tried_networks`` prints a table, which ``docs/mask_your_network.md`` summarises. Weights are
+random. Networks of timm and transformers are omitted if the library is not installed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 
 
 def networks() -> Iterator[tuple[str, Maker]]:
-    """Name and maker of every network: a backbone, and arguments of ``MaskedModel``."""
+    """Yield (name, function) for every network; the function returns a backbone and arguments of ``MaskedModel``."""
     for name, classifier in _VISION.items():
         yield f"torchvision {name}", lambda name=name, classifier=classifier: _of_torchvision(name, classifier)
     if importlib.util.find_spec("timm"):
@@ -76,14 +76,14 @@ def _of_timm(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 class MeanOfTokens(nn.Module):
-    """Mean of the last hidden states over what is no padding (token 0)."""
+    """Text encoder with mean pooling of the last hidden states, without padding tokens (token 0)."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``(batch, length)`` → ``(batch, width)``."""
+        """Return features ``(batch, width)`` of token numbers ``(batch, length)``."""
         present = (tokens != 0).long()
         states: Tensor = self.encoder(input_ids=tokens, attention_mask=present).last_hidden_state
         share = present.unsqueeze(-1).to(states.dtype)
@@ -120,7 +120,7 @@ def _vit() -> tuple[nn.Module, dict[str, Any]]:
 
 
 def row(name: str, make: Maker) -> tuple[str, ...]:
-    """Cells of one network."""
+    """Build a network, wrap it in a MaskedModel, and return the cells of its table row."""
     torch.manual_seed(0)
     try:
         backbone, options = make()
@@ -142,7 +142,7 @@ def _short(error: Exception) -> str:
 
 
 def main() -> None:
-    """Print the table, row by row."""
+    """Print the table, one row per network."""
     warnings.simplefilter("ignore")
     print("| network | kinds of operations | parameters | |\n|---|---|---|---|")
     for name, make in networks():

@@ -1,9 +1,9 @@
 """WSN on permuted MNIST as in its paper: 10 tasks of 60,000 images, MLP 784-100-100, batch 10, 5 epochs, no biases.
 
-    python experiments/wsn_permuted_mnist.py --root DATA --density 0.5 --seed 0    one run: one JSON file
-    python experiments/wsn_permuted_mnist.py --table                                all runs: a table
+    python experiments/wsn_permuted_mnist.py --root DATA --density 0.5 --seed 0    # one run, one JSON file
+    python experiments/wsn_permuted_mnist.py --table                                # table of all runs
 
-The paper's figures are those of Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
+The paper is Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from avalanche_amnesia.models import MLP, SubnetModel
 from avalanche_amnesia.training import WSN, ScoredWeights
 
 PAPER = {0.1: 96.14, 0.3: 96.41}
-"""Average accuracy in percent, by share of weights; the figure for 0.5 was not at hand when this was written."""
+"""Density (share of weights) → the paper's average accuracy in per cent; its figure for 0.5 was not available."""
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def run(options):
 
 
 def mask_bits(runs):
-    """Bits of masks after 5 and 10 tasks, as far as every run went; nothing for runs with an earlier code of masks."""
+    """Return the mask bits after 5 and 10 tasks as text; leave out a number that any of the runs lacks."""
     bits = [run.get("mask_bits", []) for run in runs]
     return ", ".join(f"{mean(run[n - 1] for run in bits):.3f}" for n in (5, 10) if min(map(len, bits)) >= n)
 

@@ -241,7 +241,7 @@ class UnlearningRecord:
 
     @property
     def proved(self) -> bool:
-        """Return True if :attr:`proof`, ``apart`` if conditional, covers all remaining tasks of a provable claim."""
+        """Return True if a proof covers all remaining tasks; if the claim is conditional, only if ``proof.apart``."""
         proof = self.proof
         if proof is None or not set(self.remaining) <= set(proof.tasks):
             return False

@@ -46,7 +46,7 @@ def _canonical(record: Mapping[str, Any]) -> bytes:
 
 
 def key_of(given: Any, side: Literal["private", "public"]) -> Any:
-    """Return the key object for a key object, 32 raw bytes, or PEM bytes; raise SigningError otherwise."""
+    """Convert 32 raw bytes or PEM bytes to a key object (key objects stay); raise SigningError for another value."""
     ed25519, serialization, _ = _cryptography()
     kind = getattr(ed25519, f"Ed25519{side.capitalize()}Key")
     if isinstance(given, kind):

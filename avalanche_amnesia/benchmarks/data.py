@@ -130,7 +130,7 @@ class LazyTask(Dataset[tuple[Any, int]]):
 
 
 def task_data(experience: Any, index: Tensor | None = None, *, training: bool = False) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of an experience (default: evaluation transforms); only transforms draw at random."""
+    """Return inputs and labels of an experience, transformed as for evaluation or, if ``training``, for training."""
     found: tuple[Tensor, Tensor] | None = getattr(experience, "tensors_at", lambda index: None)(index)
     if found is not None:
         return found
@@ -151,7 +151,7 @@ _LABELS = ("label", "labels", "target", "targets", "y")
 
 
 def parted(item: Any) -> tuple[Any, Any]:
-    """Return input and label of a data set's item or of a mini-batch; raise TaskError for an unknown format."""
+    """Split a data set's item, or a mini-batch, into input and label; raise TaskError for an unknown format."""
     if isinstance(item, Mapping):
         name = label_name(item)
         inputs = {key: value for key, value in item.items() if key not in (name, _TASK)}
@@ -188,7 +188,7 @@ def targets_of(experience: Any) -> Tensor:
 
 
 def labels_fingerprint(experience: Any, before: str = "") -> str:
-    """Return the SHA-256 of an experience's class labels; ``before``: that of the task's earlier experiences."""
+    """Return the SHA-256 of an experience's class labels and of ``before``, the result for its task's earlier data."""
     labels = targets_of(experience)
     digest = hashlib.sha256(f"{before}{len(labels)}:".encode())
     digest.update(labels.numpy().tobytes())
@@ -196,7 +196,7 @@ def labels_fingerprint(experience: Any, before: str = "") -> str:
 
 
 def of_whole(experience: Any, name: str, default: Any) -> Any:
-    """Return attribute ``name`` of an experience, else of the whole task that it is a part of, else ``default``."""
+    """Return the attribute ``name`` of an experience or, if missing, of the experience it was split from."""
     origin: Any = vars(experience).get("origin_experience")  # hidden from trainings, in a wrapper
     return getattr(experience, name, getattr(getattr(origin, "value", origin), name, default))
 
@@ -204,8 +204,8 @@ def of_whole(experience: Any, name: str, default: Any) -> Any:
 def difference_of_data(ours: Any, theirs: Any) -> str | None:
     """Return the difference of two experiences' training data as text, or None if all compared values are equal.
 
-    All labels are compared, and a few samples, evenly spread, as an evaluation sees them. Transforms that draw are
-    given the same random streams; the caller's random state does not change.
+    Compared are all labels, and a few evenly spread samples with evaluation transforms. Random transforms get the same
+    random streams for both; the caller's random state does not change.
     """
     if ours.dataset is theirs.dataset:
         return None
@@ -220,14 +220,14 @@ def difference_of_data(ours: Any, theirs: Any) -> str | None:
 
 
 def few_samples(experience: Any) -> list[Tensor]:
-    """Return the tensors of a few inputs of an experience, evenly spread, with evaluation transforms."""
+    """Return the input tensors of a few evenly spread samples of an experience, with evaluation transforms."""
     with preserved_rng():
         seed_all(0)
         return tree_leaves(some_task_data(experience, _COMPARED)[0])
 
 
 def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of at most ``samples`` samples, evenly spread, with evaluation transforms."""
+    """Return inputs and labels of at most ``samples`` evenly spread samples, with evaluation transforms."""
     n = len(experience.dataset)
     return task_data(experience, None if n <= samples else torch.linspace(0, n - 1, samples).long())
 
@@ -285,7 +285,7 @@ def refuse_incremental(experience: Any) -> None:
 
 
 def why_trained(experience: Any) -> str:
-    """Return the error text, with the remedy, for training an experience whose task is trained and remains."""
+    """Return the error text, with the remedy, for training a remaining task for a second time."""
     refuse_part(experience)
     task = single_task(experience)
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])

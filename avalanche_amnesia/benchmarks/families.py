@@ -46,7 +46,7 @@ class Images:
         )
 
     def around(self, change: BatchTransform | None) -> BatchTransform | None:
-        """Return ``before``, a task's own transform ``change``, and ``after`` as one transform; None without any."""
+        """Chain ``before``, a task's own transform ``change``, and ``after``; return None if there is no transform."""
         steps = self.before + (() if change is None else (change,)) + self.after
         return Chain(steps) if steps else None
 
@@ -105,7 +105,7 @@ def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
 
 
 def drawn(labels: Tensor, quotas: Mapping[int, int], seed: int, *purpose: int | str) -> Tensor:
-    """Return positions of samples drawn for each class: as many as ``quotas`` says, or all of a smaller class."""
+    """Draw samples of each class and return their positions: ``quotas[class]`` samples, or all if there are fewer."""
     chosen = []
     for label, count in quotas.items():
         where = (labels == label).nonzero()[:, 0]
@@ -115,7 +115,7 @@ def drawn(labels: Tensor, quotas: Mapping[int, int], seed: int, *purpose: int | 
 
 
 def _quotas(counts: list[int], n: int) -> list[int]:
-    """Return numbers of samples per class with sum ``n`` by largest remainders, in integers: equal on all machines."""
+    """Divide ``n`` among classes in proportion to ``counts`` (largest remainders, integers: equal on all machines)."""
     total = sum(counts)
     quotas = [count * n // total for count in counts]
     by_remainder = sorted(range(len(counts)), key=lambda i: -(counts[i] * n % total))

@@ -149,7 +149,7 @@ def with_unlearning(
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
-    """Raise RequestError if a request names samples or classes missing in a task with ``n`` samples of ``classes``."""
+    """Raise RequestError if a request names samples or classes that its ``task`` (``n``, ``classes``) does not have."""
     wrong = [at for at in request.samples if at >= n]
     if wrong:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
@@ -198,7 +198,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
-    """Return the consecutive experiences, joined, whose labels together have this fingerprint; or None."""
+    """Find consecutive experiences whose joint labels have this fingerprint; return them as one experience, or None."""
     for start in range(len(experiences)):
         before = ""
         for end, part in enumerate(experiences[start:], start + 1):
@@ -374,7 +374,7 @@ def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
 def rehearse(
     ledger: TaskLedger, task: int, due: Iterable[UnlearningRequest], known: Sequence[int], *, permanent: bool
 ) -> None:
-    """Register one training and its requests, in firing order, in ``ledger``; RequestError for a request it refuses."""
+    """Register one training and its requests in ``ledger``, in the order of a run; RequestError if one is invalid."""
     due = tuple(due)
     for request in due:
         if request.when == "iteration" and task in request.tasks:

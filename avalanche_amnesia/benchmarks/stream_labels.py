@@ -42,7 +42,7 @@ def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
 
 
 def labelled(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
-    """Return experiences with task labels, copies if they had none; TaskError for a part of a task unless ``parts``."""
+    """Return experiences with task labels: the given ones, or labelled copies; ``parts`` allows parts of tasks."""
     found = []
     for experience in experiences:
         stream = stream_of(experience)

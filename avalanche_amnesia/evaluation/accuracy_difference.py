@@ -109,7 +109,7 @@ class AccuracyDifference(CallbackMetric):
         self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return accuracies and differences per task, and their means; None without any."""
+        """After an evaluation: return accuracies and differences per task, and their means; None if there are none."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         if "reference" in self._right:
             prove_in_passing(strategy, self.references)

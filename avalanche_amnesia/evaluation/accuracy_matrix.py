@@ -63,7 +63,7 @@ def forward_transfer(matrix: Sequence[Row], alone: Row) -> float | None:
 
 
 def _histories(matrix: Sequence[Row]) -> list[list[float]]:
-    """Return the accuracies of each task in the last row, in order, from that task's last training on."""
+    """Return, for each task in the last row, a list of its accuracies since its last training."""
     result = []
     for task in matrix[-1] if matrix else ():
         history: list[float] = []
@@ -165,7 +165,7 @@ class AccuracyMatrix(CallbackMetric):
 
 
 def _moment(strategy: Strategy) -> tuple[int, int]:
-    """Return how many trainings and how many unlearnings are finished so far."""
+    """Return the number of finished trainings, and the number of finished unlearnings."""
     plugin = unlearning_of(strategy)
     if plugin is not None:
         return plugin.ledger.n_trained, len(plugin.records)
@@ -174,7 +174,7 @@ def _moment(strategy: Strategy) -> tuple[int, int]:
 
 
 def _name(strategy: Strategy, before: tuple[int, int]) -> str:
-    """Return a row's name: the task trained and the tasks unlearned since ``before``, a value of :func:`_moment`."""
+    """Return a row's name: tasks trained and unlearned since ``before``, an earlier result of :func:`_moment`."""
     trainings, unlearnings = _moment(strategy)
     plugin = unlearning_of(strategy)
     if plugin is None:

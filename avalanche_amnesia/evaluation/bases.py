@@ -318,7 +318,7 @@ class FeatureDistance(ReferenceMetric):
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return metric values of distance ÷ order floor, per task and of the means; none without that floor."""
+        """Return as metric values distance ÷ noise floor ``order``, per task and of the means; none without it."""
         by_task, floors = read[""], read.get("_floor_order")
         if floors is None:
             return []
@@ -338,7 +338,7 @@ def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
 
 
 def prove_in_passing(strategy: Strategy, references: References) -> None:
-    """Prove the last unlearning record by a reference model that a metric needs anyway, unless it has a proof."""
+    """Prove the last unlearning record, unless proved, by a reference model that a metric needs anyway."""
     plugin = unlearning_of(strategy)
     if not references.in_passing or not plugin.records or plugin.records[-1].proof is not None:
         return

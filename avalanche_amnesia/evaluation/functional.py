@@ -37,14 +37,14 @@ def js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Return the share of samples whose largest logit is their label, in [0, 1]; ``(n, classes)``, ``(n,)``."""
+    """Return the accuracy, in [0, 1], of ``logits`` ``(n, classes)`` for the ``labels`` ``(n,)``."""
     if len(logits) != len(labels) or len(labels) == 0:
         raise ValueError(f"need as many logits as labels, and some: got {len(logits)} and {len(labels)}")
     return int((logits.argmax(1) == labels).sum()) / len(labels)
 
 
 def check_pair(features_a: Tensor, features_b: Tensor) -> None:
-    """Raise ValueError unless both feature tensors have one shape ``(n, features)``."""
+    """Raise ValueError unless both feature tensors have the same shape ``(n, features)``."""
     if features_a.shape != features_b.shape or features_a.dim() != 2:
         raise ValueError(
             f"give features of one shape (n, features), got {tuple(features_a.shape)}, {tuple(features_b.shape)}"

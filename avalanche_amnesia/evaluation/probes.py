@@ -48,7 +48,7 @@ class Probe:
 
     @classmethod
     def from_state(cls, state: Any, model: Any) -> Probe:
-        """Build a probe from the tensors that :meth:`state` returned, with a head of the kind that ``model`` makes."""
+        """Build a probe from the tensors that :meth:`state` returned; ``model`` creates its head."""
         mask, tensors = checked(state, mask=Tensor | None, head=dict | None)
         if tensors is None:
             return cls(mask, None)
@@ -60,7 +60,7 @@ class Probe:
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:
-    """Return a probe with copies of a learned task's mask, head and norms; None for those that a model lacks."""
+    """Return a probe: copies of a learned task's mask, head and norms; None for a part that the model lacks."""
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     if not isinstance(model, MultiHeadModel):
         return Probe(mask, None)

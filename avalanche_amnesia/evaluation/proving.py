@@ -14,7 +14,7 @@ from avalanche_amnesia.processes import of_first
 
 
 def refuse_approximate(record: UnlearningRecord) -> None:
-    """Raise RequestError if a record's claim is ``approximate``, because such a record claims no equal bits."""
+    """Raise RequestError if a record's claim is ``approximate``, because then a retrained model may have other bits."""
     if record.claim == "approximate":
         raise RequestError(
             f"this record is approximate ({record.reasons[0]}): only exact and conditional records can be proved; "
@@ -23,7 +23,7 @@ def refuse_approximate(record: UnlearningRecord) -> None:
 
 
 def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn.Module) -> tuple[int, ...]:
-    """Return ``tasks`` in training order (if empty: all of ``remaining``); RequestError if they can't be proved alone.
+    """Return ``tasks``, or all ``remaining`` tasks if empty, in training order; RequestError if only all can be proved.
 
     ``model`` is a new model of the strategy.
     """

@@ -263,7 +263,7 @@ class References:
         return proved(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
 
     def _check_settings(self, made: Strategy, strategy: Strategy) -> None:
-        """Raise ReferencesError unless ``strategy`` has the settings of ``made``, new from ``make_strategy``."""
+        """Raise ReferencesError if ``strategy`` and ``made``, a result of ``make_strategy``, have unequal settings."""
         new, old = (
             learning_settings(each, [p for p in each.plugins if not getattr(p, "answers_requests", False)])
             for each in (made, strategy)
@@ -293,7 +293,7 @@ class References:
         return self._with(key, lambda task, positions: experience_without(self.train_experience(task), positions))
 
     def _with(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
-        """Return references with other data: ``experience_of(task, what)`` for each (task, what) in ``key``."""
+        """Return references with the data ``experience_of(task, what)`` for each pair (task, what) in ``key``."""
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
             empty: Any = {name: {} for name in ("_models", "_seconds", "_runs", "_without", "_company")}
@@ -323,7 +323,7 @@ class References:
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
-        """Return (variant, tasks) of each reference model that metrics need in the course of the train stream."""
+        """Return (variant, tasks) of each reference model that metrics will need during the train stream."""
         paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:  # before the first unlearning metrics have nothing to compare
@@ -332,7 +332,7 @@ class References:
         return list(dict.fromkeys(paths))
 
     def _train_ahead(self) -> None:
-        """Start the workers at the first call; at later calls, warn if a worker failed."""
+        """Let workers train references in advance: start the workers once; in later calls, warn if one failed."""
         if self._ahead:
             error = self.workers.failure()
             if error is not None:
@@ -348,7 +348,7 @@ class References:
         self._ahead = True
 
     def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:
-        """Train the tasks of ``path`` one after another, and return the run, whose strategy has that state."""
+        """Train the tasks of ``path`` one after another, and return the run with the trained strategy."""
         run = self._runs.pop(variant, None)  # removed while it trains: an interrupted run is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
             run = self._begin(variant)
@@ -370,7 +370,7 @@ class References:
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
     def fresh_strategy(self, variant: Expected = "same") -> Any:
-        """Return a new strategy from ``make_strategy`` for a reference; raise ReferencesError if it is unsuitable."""
+        """Return a new strategy from ``make_strategy`` to train a reference; ReferencesError if it is unsuitable."""
         # No metrics: the run's metrics would need references. The logger writes nothing; without one Avalanche warns.
         strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[] if rank() else [BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):

@@ -1,4 +1,4 @@
-"""Training of one strategy on several sequences of tasks (paths): a common beginning of two paths is trained once."""
+"""Training of one strategy on several sequences of tasks; tasks at the start of two sequences are trained once."""
 
 import tempfile
 import warnings
@@ -30,7 +30,7 @@ class Retraining:
 
     @property
     def strategy(self) -> Any:
-        """Return the strategy with the state after the tasks in ``trained``; load that state if necessary."""
+        """Return the strategy in the state after training the tasks in ``trained``; load this state if necessary."""
         if self._held != self.trained:
             self._held = None  # if the loading is interrupted, the strategy has no valid state
             place = self._place(self.trained)
@@ -39,7 +39,7 @@ class Retraining:
         return self._strategy
 
     def train(self, experience: Any, **options: Any) -> None:
-        """Train the task of an experience after the tasks in ``trained``, unless this sequence was trained before."""
+        """Train the experience's task after the tasks in ``trained``, unless the same sequence was trained before."""
         path = (*self.trained, int(experience.task_label))
         if path not in self._seconds:
             strategy, started = self.strategy, perf_counter()

@@ -83,7 +83,7 @@ class Pools:
         return cls(slots)
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
-        """Return a new task's share of the weights, by its slot and ``seed``, and the tasks whose weights it may use.
+        """Return a new task's :class:`Share`: its own weights, by its slot and ``seed``, and the tasks that it may use.
 
         Raises:
             CapacityError: if another task occupies the share; nothing changed.
@@ -188,7 +188,7 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
 
 
 def _warn_if_crowded(layout: StreamLayout) -> None:
-    """Warn, before the first training, of the first task in the stream that will find its slot occupied."""
+    """Warn, before the first training, if a later task of the stream will find its slot occupied."""
     for position, task in enumerate(layout.tasks):
         remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.gone.get(t, position) >= position)
         there = [other for other in remaining if other != task and layout.slot(other) == layout.slot(task)]

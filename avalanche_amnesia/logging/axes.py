@@ -13,7 +13,7 @@ UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")
 
 
 def axis_of(name: str, callback: str | None, origin: object = None) -> str:
-    """Return the x axis for a value: attribute ``axis`` of its metric ``origin``, else by its name and the callback."""
+    """Return the x axis of a logged value: its metric's attribute ``axis``, or chosen by its name and the callback."""
     own = getattr(origin, "axis", None)
     if own is not None:
         if own not in AXES:
@@ -46,7 +46,7 @@ class Position:
         self._coming = NO_TASK
 
     def hear(self, callback: str, strategy: Strategy) -> None:
-        """Update the position at a callback, because Avalanche's counter of trainings changes only later."""
+        """Update the position at a callback, before Avalanche's own counter of trainings changes."""
         self.iteration = strategy.clock.train_iterations
         if not self._started or callback in ("before_training_exp", "before_eval", "before_unlearning"):
             self._follow(strategy)
@@ -66,7 +66,7 @@ class Position:
         return {ITERATION: self.iteration, TASK: self.task, EVENT: self.event}
 
     def _follow(self, strategy: Strategy) -> None:
-        """Update the position from the strategy, which may have been loaded or may have discarded a task."""
+        """Copy the position from the strategy's state, because it may have been loaded or have discarded a task."""
         plugin = unlearning_of(strategy)
         counter = strategy.clock.train_exp_counter
         if plugin is not None:

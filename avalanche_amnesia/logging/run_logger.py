@@ -30,7 +30,7 @@ def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
 
 
 class RunLogger(BaseLogger, ABC):
-    """Base of loggers: write every metric over `iteration`, `task` or `event` (see `axes.py`), and a table ``Events``.
+    """Base of loggers that write metrics over `iteration`, `task` or `event` (see `axes.py`), and a table of events.
 
     All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
     strategy) is the logger itself. A run without a name is named after method and seed (see `configuration.py`).
@@ -81,7 +81,7 @@ class RunLogger(BaseLogger, ABC):
         self._write_pending()
 
     def log_values(self, values: Mapping[str, Any]) -> None:
-        """Write values that no metric emits (name → value), as a row at the run's position, drawn over `event`."""
+        """Write further values (name → value), which no metric emits, as one row with the x axis `event`."""
         self._open()
         origin, at = SimpleNamespace(axis=EVENT), self._position.iteration
         self.log_metrics([MetricValue(origin, name, value, at) for name, value in values.items()])

@@ -54,7 +54,7 @@ class WandBWriter:
         self.run.summary.update(texts)
 
     def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
-        """Store a record as an artefact of the run; a record with a proof is a further artefact."""
+        """Store a record as a W&B artefact of the run; a record that got a proof is stored as another artefact."""
         self.run.log_artifact(_artefact(record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
@@ -156,7 +156,7 @@ class WandBLogger(RunLogger):
         return self._open().run
 
     def attach(self, run: Any) -> None:
-        """Log to `run` from now on and continue the axes; only for a logger loaded without its run.
+        """Log to `run` from now on, and continue the x axes; only for a logger loaded without its run.
 
         The settings of the next logged strategy are written to `run`; its name stays.
 
@@ -191,7 +191,7 @@ def _check_run(run: Any) -> None:
 
 
 def resolve_mode(mode: str | None) -> Mode:
-    """Return the mode for `wandb.init`; use no network and show no prompt."""
+    """Return the mode for `wandb.init`, without using the network or asking the user."""
     # Read here because wandb keeps the environment of its first use in the process.
     variable = os.environ.get("WANDB_MODE", "")
     for name, given in (("mode", mode), ("WANDB_MODE", _OLD_NAMES.get(variable, variable) or None)):

@@ -33,7 +33,7 @@ _PERMUTATIONS = 32
 
 @dataclass(frozen=True)
 class Share:
-    """The weights that a task may use: its own entries of every tensor, and those of the permanent tasks in ``reads``.
+    """Description of the weights that a task may use: its own entries, and those of the permanent tasks in ``reads``.
 
     The partition of the entries is computed from (seed, tensor name) whenever it is needed, so it takes no memory.
     """
@@ -69,7 +69,7 @@ class Share:
         return len(shape) > 1 and shape[0] > 1 and prod(shape[1:]) >= self.slots
 
     def owned(self, name: str, shape: torch.Size) -> Tensor:
-        """Return a bool tensor, True at the task's own entries: of each row, one in ``slots``, rounded up or down."""
+        """Return a bool tensor, True at the task's own entries: a fraction 1 / ``slots`` of each row, rounded."""
         codes, rows, turns = _partition(self.seed, name, shape[0], prod(shape[1:]), self.slots)
         wanted = ((self.slot - turns) % self.slots).to(codes.dtype)
         return codes.index_select(0, rows).eq_(wanted[:, None]).view(torch.bool).reshape(shape)
@@ -77,7 +77,7 @@ class Share:
 
 @lru_cache(maxsize=1024)  # small: a few rows per matrix
 def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a tensor's partition: slot (part) numbers for some permutations; each row's permutation and cyclic shift."""
+    """Draw the partition of a tensor: some random orders of slots; for each row, its order and cyclic shift."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     random = np.random.RandomState(derive_seed(seed, "shares", name) % 2**32)
     ranks = np.stack([random.permutation(n_in) for _ in range(min(_PERMUTATIONS, n_rows))])
@@ -89,7 +89,7 @@ def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tupl
 class TaskShare(nn.Module):
     """Parameters and buffers of one task: in training a whole network, afterwards only the task's own ``entries``.
 
-    Those have "/" for "." in their names. ``dealt`` is an encoded :class:`Share`; None before the partition.
+    The names of ``entries`` have "/" in place of ".". ``dealt``: encoded :class:`Share`, None before the partition.
     """
 
     def __init__(self, entries: nn.Module, dealt: Tensor | None = None) -> None:
@@ -190,7 +190,7 @@ class DisjointModel(MultiHeadModel):
         return f"{table}\n{total:,} numbers per task, beside its head\n"
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the backbone parameter that initialises a task's parameter ``name``; else ``name``."""
+        """Return the name of the parameter that initialises a task's parameter ``name``; ``name`` if none does."""
         return re.sub(rf"^heads\.\d+\.own\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
@@ -286,7 +286,7 @@ class DisjointModel(MultiHeadModel):
         self.heads.finish(task)
 
     def _own_entries(self, network: nn.Module, share: Share, sites: Iterable[StateSite]) -> TaskShare:
-        """Return a TaskShare with copies of a task's own entries of ``network``, and of the tensors at ``sites``."""
+        """Return a TaskShare with copies of a task's own entries in ``network``, and of its tensors at ``sites``."""
         kept, dealt = nn.Module(), self.dealt(share)
         for name, parameter in network.named_parameters():
             if name in self._learning:
@@ -371,7 +371,7 @@ _NO_SHARE = (
 
 
 class _Opened:
-    """Cache of the network of the finished task requested last; it is not part of the model, copies or saved states."""
+    """Cache of one finished task's network; not included in copies and saved states of the model."""
 
     def __init__(self) -> None:
         self._network: nn.Module | None = None
@@ -401,5 +401,5 @@ def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
 
 
 def _flat(name: str) -> str:
-    """Return ``name`` with "/" for ".", because names of a module's own tensors can't contain dots."""
+    """Return ``name`` with "/" in place of ".", because names of a module's own tensors can't contain dots."""
     return name.replace(".", "/")

@@ -49,7 +49,7 @@ class ComputedUnits:
             self.entries = self._entries_of(~units)
 
     def look(self, exponent: Tensor) -> None:
-        """Update the selection from the gate's exponent ``scale · embedding``, ``(n_units,)``; only on a CPU."""
+        """Update the selection from ``exponent``, the gate's ``scale · embedding``, ``(n_units,)``; only on a CPU."""
         if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
@@ -58,7 +58,7 @@ class ComputedUnits:
 
 
 class Gate:
-    """Soft mask ``a = σ(s · e)``, of scale ``s`` and embedding ``e``, over all units; one autograd leaf per layer.
+    """Soft mask ``a = σ(s · e)`` over all units, with scale ``s`` and embedding ``e``; one leaf tensor per layer.
 
     Gradients accumulate in the leaves over all forward passes until the next :meth:`open`. The gradient's last step, to
     the embedding, is short, so it is computed by hand, once per training step.

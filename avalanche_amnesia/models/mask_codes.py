@@ -40,7 +40,7 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
 
 
 def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int) -> Tensor:
-    """Compress scores ``(n,)`` to ``bits`` bits per score, as a uint8 tensor; the mask counts as the first bit."""
+    """Compress scores ``(n,)`` to a uint8 tensor of ``bits - 1`` bits per score; the mask is one further bit."""
     levels = 2 ** (bits - 1)
     code, tables = np.zeros(len(scores), dtype=np.uint8), []
     for group, values in _groups(scores.detach().abs().cpu(), mask.cpu(), sizes):

@@ -317,7 +317,7 @@ class MultiHeadModel(MultiTaskModule):
             raise
 
     def _unlike(self, state: Mapping[str, Tensor], strict: bool) -> list[str]:
-        """Return texts on how ``state`` differs from the model: in tensor shapes, and with ``strict`` also in names."""
+        """Return the differences of ``state`` to the model as texts: shapes and, if ``strict``, also names."""
         here, there = shapes(self.state_dict()), shapes(state)
         other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
         lists = {"it lacks": sorted(here.keys() - there.keys()), "it has besides": sorted(there.keys() - here.keys())}
@@ -356,7 +356,7 @@ def with_parts(head: nn.Module, parts: nn.Module | None) -> nn.Module:
 
 
 def shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return name → shape for all values of a ``state_dict``; () for values that are no tensors."""
+    """Return name → shape for all values of a ``state_dict``; () for other values than tensors."""
     return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 
@@ -377,7 +377,7 @@ def n_classes(experience: Any) -> int:
 
 
 class OneTask:
-    """Label tensors for mini-batches of one task; :func:`single_task` needs no device synchronisation for them."""
+    """Maker of label tensors for one task; :func:`single_task` reads the label in them without synchronising a GPU."""
 
     def __init__(self, task: int, device: torch.device) -> None:
         self.task, self._label = task, torch.full((1,), task, device=device)
@@ -406,14 +406,14 @@ def single_task(task_labels: int | Tensor) -> int | None:
 
 
 def _one_each(task_labels: Any, n: int) -> Tensor:
-    """Return ``task_labels`` unchanged; raise TypeError unless they are a tensor of one label per sample, ``(n,)``."""
+    """Return ``task_labels`` unchanged; raise TypeError unless it is a tensor with one label per sample, ``(n,)``."""
     if not isinstance(task_labels, Tensor) or task_labels.shape != (n,):
         raise TypeError(f"task_labels must be an int, or a tensor of {n} labels of tasks, got {task_labels!r:.80}")
     return task_labels
 
 
 def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Call ``run(samples, task)`` once per task in a batch, and return the results in the batch's order."""
+    """Call ``run(samples, task)`` once per task in a batch; return all results in the order of the batch's samples."""
     single = single_task(task_labels)
     if single is not None:
         return run(x, single)

@@ -45,6 +45,6 @@ def fitted_ridge(features: Tensor, labels: Tensor, n_classes: int, scale: float)
 
 
 def ridge_scores(x: Tensor, ridge: Tensor) -> Tensor:
-    """Return class scores ``(batch, classes)`` of the inputs ``x`` by the result ``ridge`` of :func:`fitted_ridge`."""
+    """Return class scores ``(batch, classes)`` of inputs ``x``, with the weights ``ridge`` of :func:`fitted_ridge`."""
     weight, bias = ridge[:, :-1].float(), ridge[:, -1].float()
     return random_features(x, weight.shape[1]) @ weight.T + bias

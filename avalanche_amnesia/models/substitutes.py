@@ -58,7 +58,7 @@ class StateSite:
 
 
 class TaskCopies:
-    """Replacement of a backbone's ``norms``, and of its tensors at ``sites``, by a task's copies in a forward pass.
+    """Substitution of a task's copies for a backbone's ``norms`` and its tensors at ``sites`` in a forward pass.
 
     The originals are frozen, and stored before the first is replaced, so that they can be restored even if a forward
     pass was interrupted.
@@ -151,7 +151,7 @@ class TaskCopies:
                 self._reshaped.add(site.name)
 
     def shared(self) -> list[str]:
-        """Return names of tensors that forward passes changed or created, and that can't be copied per task."""
+        """Return the names of tensors that forward passes changed or created but that can't be copied per task."""
         now = outline(self._backbone[0])
         changed = {name for name, value in now.items() if self._known.get(name) != value} - self._at_sites
         return sorted(changed | self._reshaped)
@@ -162,7 +162,7 @@ _STATE = "/state"
 
 
 def _tensors_of(parts: Any) -> dict[str, Any]:
-    """Return the dictionary of a task's tensors, site number → tensor, to be changed in place; empty without any."""
+    """Return a task's dict of tensors, site number → tensor, itself, not a copy; an empty dict if there is none."""
     return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
 
 

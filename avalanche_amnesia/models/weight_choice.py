@@ -36,7 +36,7 @@ def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
 
 
 def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
-    """Do the same as :func:`mark_largest`, for nonnegative ``sizes``, by sorting, without a device synchronisation."""
+    """Do the same as :func:`mark_largest` for nonnegative ``sizes``, by sorting, which does not synchronise a GPU."""
     sizes = sizes.nan_to_num(nan=-1.0, posinf=math.inf)
     threshold = sizes.sort(descending=True).values[k - 1]
     above, tied = sizes > threshold, sizes == threshold
@@ -45,7 +45,7 @@ def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
 
 
 class MovingTop:
-    """Search for the ``k`` largest magnitudes of a slowly changing vector, e.g. of scores between two steps.
+    """Finder of the ``k`` largest magnitudes of a vector that changes slowly, e.g. of scores from step to step.
 
     The result is a threshold and an index: all entries above ``threshold``, and the entries at positions ``others``.
     """
@@ -90,7 +90,7 @@ class MovingTop:
             self._take(sizes, self._k)
 
     def _take(self, sizes: npt.NDArray[np.float32], k: int, index: npt.NDArray[np.int64] | None = None) -> None:
-        """Set ``threshold`` for the ``k`` largest of ``sizes``, and ``others`` to the chosen entries equal to it."""
+        """Set ``threshold`` and ``others`` so that they select the ``k`` largest of ``sizes``."""
         first = len(sizes) - k
         ranked = np.partition(sizes, first)  # one pivot: two take ten times as long
         least = ranked[first]
@@ -103,7 +103,7 @@ class MovingTop:
 
 
 class OpenSubnet:
-    """Holds ``weight ⊙ mask`` of every layer as leaf tensors; :meth:`open` rewrites them and clears their gradients.
+    """Leaf tensors with ``weight ⊙ mask``, one per layer; :meth:`open` computes them again and clears their gradients.
 
     On a CPU, if the largest ``|score|`` of each layer are chosen, only a threshold is stored (``tops``). Otherwise
     ``choose`` writes a mark for each entry.

@@ -36,7 +36,7 @@ class MaskedTensor:
 
 @dataclass(frozen=True)
 class WeightCover:
-    """Masked parameters of a backbone, in the order of a mask vector."""
+    """Table of a backbone's masked parameters, in the order of their entries in a mask vector."""
 
     layers: Mapping[str, MaskedTensor]
 

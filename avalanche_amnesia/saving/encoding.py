@@ -131,7 +131,7 @@ def _number(state: Any) -> np.generic:
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Return True if a tensor can hold numbers of a numpy type (``longdouble`` cannot be held)."""
+    """Return True if a torch tensor can store numbers of a numpy type: all numbers except ``longdouble``."""
     return dtype.kind in "biuf" and dtype.type is not np.longdouble
 
 

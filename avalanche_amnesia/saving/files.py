@@ -124,13 +124,13 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def sealed(content: Mapping[str, Any], **head: Any) -> str:
-    """Return a content as JSON with a head and a checksum, which detects damage but not attacks."""
+    """Return ``content`` as JSON with a head and a checksum, which detects damage but not attacks."""
     checksum = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
     return json.dumps({**head, "checksum": checksum, "content": content}, allow_nan=False)
 
 
 def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]:
-    """Return the content in a text of :func:`sealed`; raise ValueError if head or checksum differ.
+    """Return the content of a text from :func:`sealed`; raise ValueError if head or checksum differ.
 
     The head may also contain a signature; ``check`` gets the content and the signature, or None.
     """
@@ -180,7 +180,7 @@ def write_state(
     blobs: Path | None = None,
     sign: Sign | None = None,
 ) -> None:
-    """Write a state to a directory, completely or not at all; after a kill the old or the new state is there.
+    """Write a state to a directory, completely or not at all, even if the process is killed.
 
     If several processes write at once, the last state remains. Each part is a file named by its content hash: an
     existing file is not written again, and files that the new state does not name are deleted. A signature covers
@@ -243,7 +243,7 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
 
 
 def part_content(part: Part) -> bytes:
-    """Return the bytes of a part's file."""
+    """Return the content of the file for a part, as bytes in the safetensors format."""
     from safetensors.torch import save  # imported here, because records are read without torch
 
     metadata = {_CODE: part.code} if part.code else None
@@ -268,7 +268,7 @@ def _is_whole(file: Path) -> bool:
 
 @lru_cache(_MOST)
 def _fits_name(file: Path, place_and_time: tuple[int, ...]) -> bool:
-    """Return True if a file is the undamaged file of a part; cached until ``place_and_time`` changes."""
+    """Return True if a part's file is undamaged; cached for the same ``place_and_time``."""
     with suppress(StateError):
         return bool(read_part(file).name)
     return False

@@ -37,13 +37,13 @@ def _is_known(kind: type) -> bool:
 
 
 def is_known_class(kind: type) -> bool:
-    """Return True if a class is Avalanche's, or a base of it is defined in this package or ``avalanche.training``."""
+    """Return True if Avalanche defines a class, or if this package or ``avalanche.training`` defines a base of it."""
     bases = any(base.__module__.startswith(("avalanche_amnesia.", "avalanche.training.")) for base in kind.__mro__)
     return bases or kind.__module__.startswith("avalanche.")
 
 
 def known_parts(roots: Iterable[object], skip: Iterable[object] = ()) -> Iterator[Any]:
-    """Yield ``roots`` and all objects in containers and in attributes of known objects, each once, without ``skip``."""
+    """Yield ``roots`` and all objects in containers and attributes of known objects, each once, except ``skip``."""
     seen = {id(each): each for each in skip}  # keeps the objects alive, so that no id is used twice
     todo = deque(roots)
     while todo:

@@ -14,7 +14,7 @@ _SCALARS: dict[Any, Any] = {int: int, float: (int, float), str: str, bool: bool,
 
 
 def typed(kind: Any, value: Any, place: str = "") -> Any:
-    """Convert a JSON value to the type ``kind``, mappings to data classes; errors name its path, ``place``.
+    """Convert a JSON value to the type ``kind``, e.g. a mapping to a data class; errors name ``place``, its path.
 
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
     ``Annotated[int, 1]`` allows integers of at least 1. Classes that JSON has no values for allow any value.
@@ -45,13 +45,13 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
 
 
 def _is_scalar(kind: Any, value: Any) -> bool:
-    """Return True if a value is a number, text or None of type ``kind``, or if ``kind`` is any other class."""
+    """Return True if a value has the scalar type ``kind`` (number, text, None), or if ``kind`` is another class."""
     allowed = _SCALARS.get(kind, object)
     return isinstance(value, allowed) and (allowed is object or isinstance(value, bool) == (kind is bool))
 
 
 def known_name(name: str, names: Iterable[str], place: str) -> str:
-    """Return a name that is one of ``names`` or ``module:name``; raise ValueError for any other."""
+    """Return ``name`` if it is one of ``names`` or has the form ``module:name``; else raise ValueError."""
     if ":" not in name and name not in names:
         allowed = f"{', '.join(map(repr, names))}, or MODULE:NAME of your own"
         raise ValueError(f"{place} must be one of {allowed}, got {name!r}{did_you_mean(name, names)}")

@@ -13,7 +13,7 @@ class StateError(ValueError):
 
 
 def checked(state: Any, /, **kinds: Any) -> list[Any]:
-    """Return the values of a state dict in the order of ``kinds`` (name → type); StateError if one does not fit."""
+    """Return the values of a state dict in the order of ``kinds`` (name → type); StateError for an invalid value."""
     if not isinstance(state, dict) or state.keys() != kinds.keys():
         held = list(state) if isinstance(state, dict) else state
         raise StateError(f"invalid value in state: {held!r:.200} where {list(kinds)} should be")
@@ -24,7 +24,7 @@ def checked(state: Any, /, **kinds: Any) -> list[Any]:
 
 
 def made(kind: type[Made], state: Any) -> Made:
-    """Return an object of a data class from its attributes (``vars(value)``), checked against its annotations."""
+    """Create an object of a data class from ``state``, its attributes (``vars(value)``), after checking their types."""
     hints = get_type_hints(kind)  # those of class variables among them
     names = [attribute.name for attribute in fields(kind)]  # type: ignore[arg-type]
     return kind(*checked(state, **{name: hints[name] for name in names}))

@@ -53,7 +53,7 @@ class TaskMemory:
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
-        """Draw and store samples of a task with the model's logits, which depend on the tasks ``known`` (None: all)."""
+        """Draw and store samples of a task, with the model's logits; ``known``: tasks that affect them (None: all)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
         index = torch.randperm(len(experience.dataset), generator=generator)[: self.memory_per_task]
         x, y = (part.clone() for part in task_data(experience, index))

@@ -59,7 +59,7 @@ class PALLPlugin(SubnetPlugin):
         self.memory.load_state(memory)
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: prepare its mask, and redraw unused weights; unchosen ones are restored later."""
+        """Before a task's training: prepare its mask, and draw all weights again that no remaining task uses."""
         super().before_training_exp(strategy, **kwargs)
         model = self.model_of(strategy)
         drawn = model.by_layer(self._draw(model, "weights", model.current_task))
@@ -79,7 +79,7 @@ class PALLPlugin(SubnetPlugin):
         return self.repair_steps > 0 and task in self.memory.samples
 
     def compensate(self, model: SubnetModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Delete samples of ``gone``, and fine-tune the reset weights that remaining tasks use; return record lines."""
+        """Delete samples of ``gone``, fine-tune reset weights that remaining tasks use; return lines for the record."""
         lines = [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
         shared, readers = self._shared(model, removal.written())
         if not readers or not self.repair_steps:
@@ -98,7 +98,7 @@ class PALLPlugin(SubnetPlugin):
         return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
 
     def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
-        """Return the reset entries that tasks with stored samples use (name → bool tensor), and these tasks."""
+        """Return the reset entries that tasks with stored samples use (name → bool tensor), and the list of tasks."""
         readers = {}
         for task in model.masks:
             use = model.entries_of(task)

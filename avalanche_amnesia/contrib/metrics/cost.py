@@ -43,7 +43,7 @@ class UnlearningCost(CallbackMetric):
         self.references.check(strategy.experience)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return the seconds of each new unlearning; None without one, or during a training."""
+        """After an evaluation: return seconds per unlearning not yet reported; None without any, or in a training."""
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None

@@ -33,7 +33,7 @@ def mask_overlap(mask_a: Tensor, mask_b: Tensor) -> float:
 
 
 def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
-    """Return the shares of a layer's units (or weights) used by no task, by several tasks, and by each task only.
+    """Return the shares of a layer's units (or weights) used by no task, by several tasks, and by one task only.
 
     Args:
         masks: task → bool ``(n,)``, over the units or weights of one layer; without masks all are free.

@@ -94,7 +94,7 @@ class RepairPlugin(MemoryPlugin):
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """Return the tasks to repair: affected, with samples, and ``tainted`` (they learned from unlearned tasks)."""
+        """Return the ``affected`` tasks that have samples and are ``tainted``: they learned from unlearned tasks."""
         masked = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()
         able = {task for task, samples in self.memory.samples.items() if len(samples)}.intersection(masked, tainted)
         return tuple(task for task in affected if task in able)
@@ -154,7 +154,7 @@ class RepairPlugin(MemoryPlugin):
         compensated: Collection[int],
         free: Mapping[str, Tensor],
     ) -> int:
-        """Train ``tasks``' heads and norms, and backbone entries ``free``, on samples; return the number of steps."""
+        """Train heads, norms and the backbone entries ``free`` on samples of ``tasks``; return the number of steps."""
         with preserved_rng(), evaluating(model):
             for task in tasks:
                 if task in compensated:  # stay close to its head and statistics, which were fitted to far more samples

@@ -189,7 +189,7 @@ class BackupPlugin(Plugin):
         }
 
     def _newest(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Return task → parameter name → update by its shadows, without entries that a later task's shadows update."""
+        """Return task → parameter name → its shadows' update, without entries in updates of later tasks' shadows."""
         affected = [task for task in tasks if task in self.kept and task not in gone]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
@@ -202,7 +202,7 @@ class BackupPlugin(Plugin):
         return result
 
     def _learned(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → update by the task's shadows for ``gone``; the last one counts at shared entries."""
+        """Return parameter name → joint update of a task's shadows for ``gone``; later shadows take precedence."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in gone if other in of_task):
@@ -213,7 +213,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Copy the shadows' norms to affected tasks; delete the shadows that concern ``gone``; return record lines."""
+        """Copy shadows' norms to affected tasks, delete shadows that involve ``gone``; return lines for the record."""
         change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
         for task, of_task in self.kept.items():

@@ -56,7 +56,7 @@ class Shadow:
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
-        """Return parameter name → shadow weights; outside the region, main weights minus the earlier task's update."""
+        """Return name → weights: shadow values, and outside the region main weights minus the earlier task's update."""
         torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
@@ -96,7 +96,7 @@ def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
-    """Return a bool mask per backbone parameter: entries that ``task`` uses and no task in ``earlier`` does."""
+    """Return a bool mask per backbone parameter, True at entries that ``task`` uses but no task in ``earlier``."""
     result = entries_in_use(model, task)
     for other in earlier:
         used = entries_in_use(model, other)
@@ -105,7 +105,7 @@ def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[st
 
 
 def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
-    """Return the HATPlugin and TrajectoryPlugin that ``made`` needs; raise ValueError if the strategy lacks one."""
+    """Return a strategy's HATPlugin and TrajectoryPlugin; ValueError, naming the plugin ``made``, if one is missing."""
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(

@@ -11,7 +11,7 @@ from avalanche_amnesia import checks
 
 @dataclass(frozen=True)
 class Job:
-    """A function call for a worker, and the names of the jobs that must finish before this job.
+    """A function call for a worker, with the names of the jobs that must finish before it.
 
     Attributes:
         name: unique name.

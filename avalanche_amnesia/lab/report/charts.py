@@ -16,7 +16,7 @@ from avalanche_amnesia.lab.report.wording import over_seeds
 
 @dataclass(frozen=True)
 class Axis:
-    """A chart axis: label, number formats and limits; if logarithmic, its first step is for values below detection."""
+    """A chart axis: label, number formats and limits; a logarithmic axis starts with a step for undetectable values."""
 
     label: str
     words: Callable[[float], str]
@@ -52,7 +52,7 @@ class LineChart:
 
     @property
     def numbers(self) -> Sequence[str]:
-        """All numbers of the chart as text, each with the name of its line and the task."""
+        """Return all numbers of the chart as text, each with the name of its line and the task."""
         return [
             f"{each.name}, after task {self.after[place]}: {over_seeds(value, self.axis.words)}"
             for each in self.series
@@ -61,7 +61,7 @@ class LineChart:
 
     @property
     def places(self) -> Sequence[tuple[float, int]]:
-        """Position and task of at most 15 ticks on the horizontal axis."""
+        """Return position and task of at most 15 ticks on the horizontal axis."""
         step = math.ceil(len(self.after) / 15)
         return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
 
@@ -105,7 +105,7 @@ class Matrix:
 
     @property
     def has_numbers(self) -> bool:
-        """True if the cells are large enough for printed numbers."""
+        """Return True if the cells are large enough for printed numbers."""
         return len(self.rows) * len(self.columns) <= MAX_CELLS_WITH_NUMBERS
 
     @staticmethod
@@ -136,7 +136,7 @@ def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
 
 
 def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
-    """Return a logarithmic scale that covers the numbers in ``reach``; its first step is for values below detection."""
+    """Return a logarithmic scale for the numbers in ``reach``; its first step is for undetectably small values."""
     there = [value for value in reach if value >= RESOLUTION] or [1.0]
     first, last = math.floor(math.log10(min(there))), math.ceil(math.log10(max(there)))
     first = min(first, last - 1)
@@ -151,5 +151,5 @@ def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
 
 
 def legend_of(charts: Sequence[LineChart]) -> Mapping[str, str]:
-    """Return role → name for all lines of the given charts."""
+    """Return role → name for all lines of the given charts, as the entries of their legend."""
     return {each.role: each.name for chart in charts for each in chart.series}

@@ -15,7 +15,7 @@ from avalanche_amnesia.lab.report.wording import percent, points, share, times
 
 @dataclass(frozen=True)
 class Column:
-    """A table column: title for studies and the demo, title for the report page, function for the number, format."""
+    """A table column: title in studies and the demo, title in the report, function that returns the number, format."""
 
     title: str
     page: str
@@ -54,7 +54,7 @@ class Reading:
 
     @property
     def compared(self) -> str:
-        """Name of the metric that the test compares with ``metric``."""
+        """Return the name of the metric that the test compares with ``metric``."""
         return f"{self.metric}{self.beside}" if self.beside.startswith("_") else self.beside
 
 
@@ -75,7 +75,7 @@ def jsd_of(suffix: str = "") -> Get:
 
 
 def ratio_of(moment: Moment, name: str) -> float | None:
-    """Return a distance divided by its order floor, the distance of two retrained models with different data orders."""
+    """Return a distance ÷ its order floor, which is the distance of two models retrained with different data orders."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 

@@ -42,7 +42,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _line(entry: Entry) -> Line:
-    """Return the summary of a strategy, with accuracies on forgotten samples if no whole task was unlearned."""
+    """Return the summary of a strategy, with accuracies on unlearned tasks or, without these, on unlearned samples."""
     read_of = (each for each in READINGS if each is OLD_HEAD or each.of_samples)
     reading = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
     metrics = (

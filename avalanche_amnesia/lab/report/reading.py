@@ -63,13 +63,13 @@ class Moment:
 
     @property
     def accuracy(self) -> dict[int, float]:
-        """Test accuracy of the remaining tasks, by task."""
+        """Return the test accuracy of the remaining tasks, by task."""
         found = self.by_task(_ACCURACY)
         return {task: found[task] for task in self.remaining if task in found}
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Test accuracy by task: of remaining tasks, and of unlearned tasks through their old heads."""
+        """Return test accuracies by task: of remaining tasks, and of unlearned tasks through their old heads."""
         return self.accuracy | self.by_task("UnlearnedAccuracy")
 
 
@@ -114,17 +114,17 @@ class Run:
 
     @property
     def last(self) -> Moment:
-        """The last evaluation of the run."""
+        """Return the last evaluation of the run."""
         return self.moments[-1]
 
     @property
     def obeys(self) -> bool:
-        """False if all requests were only recorded and nothing was unlearned."""
+        """Return False if all requests were only recorded and nothing was unlearned."""
         return not self.records or not all(NOT_OBEYED in record["plan"]["reasons"] for record in self.records)
 
     @property
     def of_seed(self) -> str:
-        """The seed as text: ``seed 3``, or ``the run`` without a seed."""
+        """Return the seed as text: ``seed 3``, or ``the run`` without a seed."""
         return "the run" if self.seed is None else f"seed {self.seed}"
 
 
@@ -149,22 +149,22 @@ class Entry:
 
     @property
     def first(self) -> Run:
-        """The run of the first seed."""
+        """Return the run of the first seed."""
         return self.runs[0]
 
     @property
     def after(self) -> list[int]:
-        """Tasks with an evaluation after their training, in order."""
+        """Return the tasks with an evaluation after their training, in order."""
         return [moment.task for moment in self.first.moments]
 
     @property
     def requests(self) -> dict[int, Moment]:
-        """Position in the stream → evaluation after an unlearning request at this position, in the first seed's run."""
+        """Return position in the stream → evaluation after an unlearning request there, in the first seed's run."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property
     def costs(self) -> list[Cost]:
-        """Costs of all unlearnings of all seeds."""
+        """Return the costs of all unlearnings of all seeds."""
         return [cost for run in self.runs for cost in run.costs]
 
     def spread(self, get: Get, place: int = -1) -> Spread | None:
@@ -182,7 +182,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def planned(runs: Sequence[Run], name: str) -> list[str]:
-    """Return the distinct values that the unlearning plans of ``runs`` list in their field ``name``."""
+    """Return the distinct values in the list ``name`` of all unlearning plans of ``runs``."""
     plans = (record["plan"] for run in runs for record in run.records)
     return list(dict.fromkeys(entry for plan in plans for entry in plan.get(name, ())))
 

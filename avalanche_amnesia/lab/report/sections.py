@@ -74,7 +74,7 @@ def _transfer_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _jsd_rows(moment: Moment) -> Iterator[Row]:
-    """Yield a table row per measured JSD to the retrained model, with its noise floors (of two retrained models)."""
+    """Yield a table row per kind of JSD to the retrained model, with its noise floors (JSD of two retrained models)."""
     for name in jsd_names(moment):
         by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {
@@ -98,7 +98,7 @@ def _compared(caption: str, what: str, entries: Sequence[Entry], of: Callable[[R
 
 
 def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[LineChart]:
-    """Return a line chart per strategy with data, all on one scale; ``wanted`` has a (role, name, getter) per line."""
+    """Return a line chart per strategy, all on one scale; ``wanted`` has a triple (role, name, getter) per line."""
     drawn = []
     for entry in entries:
         series = []

@@ -55,7 +55,7 @@ def text(content: Any) -> TableCell:
 
 
 def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
-    """Return a list of one table with all runs' rows (strategy and seed first); an empty list without rows."""
+    """Return one table in a list: all runs' rows, with columns for strategy and seed; an empty list without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
         for entry in entries
@@ -66,7 +66,7 @@ def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], It
 
 
 def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """Return a list of one table of all evaluations' rows (strategy, seed, task first); an empty list without rows."""
+    """Return one table in a list: all evaluations' rows, with columns for strategy, seed, task; empty without rows."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
@@ -85,7 +85,7 @@ def csv_of(runs: Sequence[Run]) -> bytes:
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV with exact numbers and empty cells for None; quote text that a spreadsheet would calculate."""
+    """Return rows as CSV with exact numbers and empty cells for None; quote texts that look like formulas."""
     file = io.StringIO()
 
     def safe(cell: Any) -> Any:

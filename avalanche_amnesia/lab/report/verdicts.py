@@ -98,7 +98,7 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """Short reason for the verdict as text, with notes on the runs."""
+        """Return a short reason for the verdict as text, with notes on the runs."""
         return "; ".join(words for words in (self._reason, self.beside) if words)
 
     @property
@@ -140,7 +140,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Return the weakest claim of all unlearnings in all runs; empty without claims, or if no request was obeyed.
+    """Return the weakest claim of all unlearnings in all runs; an empty string if nothing was unlearned.
 
     ``exact, proved`` if every claim is ``exact``, and the last one of each run was proved.
     """
@@ -199,7 +199,7 @@ def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
 
 
 def _unequal(reading: Reading, runs: Sequence[Run]) -> bool:
-    """Return True if the metric of a test shows any difference to the retrained model in any run."""
+    """Return True if, in any run, a test's metric has different values on this and on the retrained model."""
     if reading.in_floors:  # the JSD of equal models is 0
         return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(reading.metric, {}).values())
     return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(reading, run))
@@ -277,13 +277,13 @@ def _pairs(reading: Reading, run: Run) -> list[Pair]:
 
 
 def _unread(reading: Reading, run: Run) -> set[int]:
-    """Return the unlearned tasks that lack a value on this or on the retrained model; none if only a mean exists."""
+    """Return the unlearned tasks without a value on this or the retrained model; none if only the mean exists."""
     read = {pair.task for pair in _pairs(reading, run)}
     return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
 
 
 def _exceeds(reading: Reading, pairs: Sequence[Pair]) -> bool:
-    """Return True if the mean excess of ``pairs`` over the retrained model is above twice the tolerance."""
+    """Return True if, on average over ``pairs``, this model exceeds the retrained one by twice the tolerance."""
     if not pairs:
         return False
     ours, theirs = fmean(pair.here for pair in pairs), fmean(pair.there for pair in pairs)

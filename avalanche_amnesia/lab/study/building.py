@@ -90,7 +90,7 @@ def maker_of(name: str, place: str) -> Any:
 
 
 def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
-    """Call a function with the arguments ``given``, which it must accept, and those of ``offered`` that it accepts."""
+    """Call a function with all arguments in ``given`` and, of the arguments in ``offered``, those that it accepts."""
     takes = inspect.signature(make).parameters
     rest = [parameter for parameter in takes.values() if parameter.kind is parameter.VAR_KEYWORD]
     dicts = [kind for parameter in rest for kind in get_args(parameter.annotation)]  # **options: Unpack[ImageOptions]
@@ -219,7 +219,7 @@ def _arguments(kind: type) -> dict[str, Any]:
 def _model(
     kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a method's model from the options that only the model accepts; return the model and the other options."""
+    """Build a method's model with the options that are arguments only of the model; return the model and the rest."""
     torch.manual_seed(seed)
     wrap = model_class(kind)
     its = inspect.signature(wrap).parameters.keys() - inspect.signature(kind).parameters.keys()
@@ -228,7 +228,7 @@ def _model(
 
 
 def _object(name: str, value: Any, kind: type, seed: int) -> Any:
-    """Return a strategy's option; if it must be an object, build it of the class in the key ``name`` of ``value``."""
+    """Return the value of a strategy's option; if the option is an object, build the object from its settings."""
     masks = training.ScoredWeights if issubclass(kind, training.WSN) else training.HardAttention
     classes: dict[str, Maker] = {
         "masks": masks,

@@ -147,7 +147,7 @@ def cells_of(
 
 
 def _hindrance(method: settings.MethodSettings, scenario: settings.ScenarioSettings) -> str | None:
-    """Return why a built-in method cannot run under a scenario, else None; for the user's own methods always None."""
+    """Return the reason why a built-in method can't run under a scenario; None if it can, or for a user's method."""
     if method.kind in settings.OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
     requests = scenario.options.get("requests") or ()
