@@ -4,18 +4,14 @@ For validation, a sixth of every class's training images is held out and replace
 on these images, with other seeds than the results.
 """
 
-import io
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from avalanche.benchmarks import CLExperience, CLScenario
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
@@ -33,7 +29,7 @@ from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from experiments.glyphs import GlyphNet, glyphs, held_out_fonts
-from experiments.omniglot import by_alphabet
+from experiments.omniglot import by_alphabet, omniglot
 
 
 @dataclass(frozen=True)
@@ -127,29 +123,6 @@ def _cifar10(root: Path) -> Images:
     return Images(*parts, before=(Standardise(0, 255),), after=(Standardise(0.473, 0.251),))
 
 
-def _drawings(root: Path) -> tuple[Tensor, Tensor]:
-    """Return drawings and labels of Omniglot's small background sets; the label is 100 · alphabet + character."""
-    alphabets: dict[str, dict[str, int]] = {}
-    x, y = [], []
-    for number in (1, 2):
-        with zipfile.ZipFile(root / "omniglot-small" / f"images_background_small{number}.zip") as archive:
-            for name in sorted(name for name in archive.namelist() if name.endswith(".png")):
-                _, alphabet, character, _ = name.split("/")
-                known = alphabets.setdefault(alphabet, {})
-                y.append(100 * list(alphabets).index(alphabet) + known.setdefault(character, len(known)))
-                ink = Image.open(io.BytesIO(archive.read(name))).convert("L").resize((28, 28), Image.Resampling.BOX)
-                x.append(255 - torch.from_numpy(np.array(ink)))
-    return torch.stack(x)[:, None], torch.tensor(y)
-
-
-@cache
-def _omniglot(root: Path) -> Images:
-    x, y = _drawings(root)
-    learned = torch.zeros(len(y), dtype=torch.bool)
-    learned[stratified(y, 14 * len(y) // 20, 0, "train")] = True  # the same for all seeds
-    return Images((x[learned], y[learned]), (x[~learned], y[~learned]), before=(Standardise(0, 255),))
-
-
 def _alphabets(images: Images, n_tasks: int, seed: int) -> CLScenario:
     return by_alphabet(images, n_tasks)
 
@@ -207,7 +180,7 @@ STREAMS = {
         training={"train_mb_size": 64, "train_epochs": 3},
     ),
     "omniglot": Stream(
-        _omniglot,
+        omniglot,
         _alphabets,
         CharacterNet,
         {2: [0], 4: [3], 6: [1]},
