@@ -182,10 +182,10 @@ if the interval does not contain 0."""
 FIRST = "DisjointSubnets"
 PAIRED = """Mean difference in accuracy over the same seeds, in points, with its 95 % interval (Student's t); bold
 if the interval does not contain 0. In the tables of settings, an asterisk marks an end of the tried range."""
-COLUMNS = """* *Own heads*: accuracy with the method's own heads. A fitted head is outdated sooner where later tasks change
-  the features, as in stock strategies.
-* *AD*: accuracy difference to a model that ignored all requests, in points. *Control*: what that model gains when its
-  heads are fitted again.
+COLUMNS = """* *Own heads*: accuracy with the method's own heads. A fitted head is outdated sooner where later tasks
+  change the features, as in stock strategies.
+* *AD*: accuracy difference to a model that ignored all requests, in points. *Control*: what that model gains when
+  its heads are fitted again.
 * *JSD*: Jensen-Shannon divergence to the retrained model, in bits. *Floor*: the same between the retrained model and
   one that was retrained with its data in another order.
 * *Linear probe*, *few shots*, *old head*: accuracy on the unlearned tasks of a head fitted to all their samples, of a
