@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from experiments.comparison import BY_CONSTRUCTION, OUTPUT, STREAMS, with_better_heads
+from experiments.comparison import BY_CONSTRUCTION, FIRST, OUTPUT, STREAMS, with_better_heads
 from experiments.methods import METHODS
 from experiments.trials import Row, rows_of, rows_tested
 
@@ -69,7 +69,7 @@ def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
 def main() -> None:
     """Draw one panel per stream, and write the figure to a PNG file."""
     rows = rows_of(OUTPUT)
-    streams = [s for s in STREAMS if any("bytes" in row for row in rows_tested(rows, stream=s))]
+    streams = [s for s in STREAMS if any("bytes" in row for row in rows_tested(rows, stream=s, method=FIRST))]
     columns = min(4, len(streams))
     lines = -(-len(streams) // columns)
     figure = Figure(figsize=(max(6.5, 3.0 * columns), 2.7 * lines + 0.9), layout="constrained")
