@@ -35,7 +35,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 
 class _Draws:
-    """Two states of the random generators: one equal in all processes, and this process's own (dropout, samples)."""
+    """Pair of random states: one that all processes share, and this process's own (for dropout and drawn samples)."""
 
     def __init__(self, seed: int) -> None:
         with seeding.preserved_rng():
@@ -44,7 +44,7 @@ class _Draws:
 
     @contextmanager
     def swapped(self, streams: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
-        """Use this process's own random state within the block; a nested block uses the shared state again."""
+        """Use this process's own random state within the block. A nested block uses the shared state again."""
 
         def swap() -> None:
             here = streams()
@@ -96,7 +96,7 @@ class PartOfBatches:
             yield batch
 
     def _place(self, n: int) -> slice:
-        """Return this process's slice of ``n`` samples and store its length; if it is empty: sample 0, and length 0."""
+        """Return this process's slice of ``n`` samples, and store its length. If empty: sample 0, and length 0."""
         begin, end = (n * number // n_processes() for number in (rank(), rank() + 1))
         self._counts.append(end - begin)
         return slice(begin, end) if end > begin else slice(1)
@@ -125,7 +125,7 @@ class PartOfBatches:
 
 
 def read_all_samples(*loaders: Any) -> None:
-    """Let Avalanche's loaders read all samples; in a process group each process would otherwise read only its share."""
+    """Let Avalanche's loaders read all samples. In a process group, each process would otherwise read only a share."""
     for loader in loaders:
         if isinstance(loader, MultiDatasetDataLoader) and loader.distributed_sampling:
             names = ("batch_sizes", "termination_dataset", "oversample_small_datasets", "never_ending")
@@ -212,7 +212,7 @@ class StepsTogether:
         self._step = ExitStack()
 
     def begin_epoch(self, strategy: Strategy) -> None:
-        """Divide an epoch's mini-batches among processes; before the first epoch, check that their tasks are equal."""
+        """Divide an epoch's mini-batches among processes. Before the first epoch, check that all get equal data."""
         task, epoch = labels_of(strategy.experience), strategy.clock.train_exp_epochs
         read_all_samples(strategy.dataloader)
         if epoch == 0:
@@ -291,7 +291,7 @@ def _counted(strategy: Strategy) -> int:
 
 
 def _weight(strategy: Strategy) -> float:
-    """Return the weight of this process's loss: its number of samples, or the sum of their class weights."""
+    """Return the weight of this process's loss: its number of samples, or the sum of the samples' class weights."""
     n, criterion, y = _counted(strategy), strategy._criterion, strategy.mb_y
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion.weight is None or y.is_floating_point():
         return n
@@ -299,7 +299,7 @@ def _weight(strategy: Strategy) -> float:
 
 
 def _check(strategy: Strategy) -> None:
-    """Raise TaskError if the loss is no mean over all samples, or a norm layer can't use all processes' samples."""
+    """Raise TaskError if the loss is no mean over samples, or if a norm layer can't use samples of all processes."""
     loss, model = strategy._criterion, strategy.model
     weight = getattr(loss, "weight", None)
     ignores = getattr(loss, "ignore_index", -1) >= 0 or (weight is not None and not bool((weight > 0).all()))
@@ -324,7 +324,7 @@ def _check(strategy: Strategy) -> None:
 
 
 def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return all tensors in ``known`` or with a gradient in any process, each with the entries to send (None: all)."""
+    """Return (tensor, entries to send or None: all) for each tensor in ``known`` or with a gradient in any process."""
     mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
     places = {i for of_one in of_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}
@@ -335,7 +335,7 @@ def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list
 
 
 def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
-    """Return name → value of the settings, data and tensors that must agree in all processes before a task."""
+    """Return name → value of all settings, data and tensors that must be equal in all processes before a task."""
     experience, loader = strategy.experience, strategy.dataloader
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
     settings = [
@@ -350,7 +350,7 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
 
 
 def _model_facts(strategy: Strategy) -> dict[str, str]:
-    """Return name → hash of every tensor of model and loss; the names are written for error messages."""
+    """Return name → hash of every tensor of model and loss. The names appear in error messages."""
     return {
         f"tensor {name} of the {kind}": digest
         for kind, module in (("model", strategy.model), ("loss", strategy._criterion))

@@ -34,7 +34,7 @@ def fitted_head(
 
 
 def compacted(head: FittedHead) -> FittedHead:
-    """Return a smaller copy of a head: half precision if its values fit, without the zero columns of closed units."""
+    """Return a smaller copy of a head: half precision if the values fit, without zero columns (of unused units)."""
     columns = head.weight.any(0)
     bias = None if head.bias is None else _half(head.bias)
     return replace(head, weight=_half(head.weight[:, columns]), bias=bias, columns=columns)
@@ -59,7 +59,7 @@ ALL = slice(None)
 
 
 def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
-    """Return True if ``x`` is a batch of vectors, or of images for a network without convolutions."""
+    """Return True if ``x`` is a batch of vectors, or a batch of images for a network without convolutions."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
@@ -87,7 +87,7 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
 
 
 class CounterfactualFeatures:
-    """Features of a task's samples ``x`` under its mask, in evaluation mode; a call computes them with current weights.
+    """Features of a task's samples ``x`` under the task's mask, in evaluation mode. Each call recomputes the features.
 
     Running statistics of its normalisation layers are computed from ``seen``, mini-batches of more than one sample.
     """
@@ -106,7 +106,7 @@ class CounterfactualFeatures:
         self._batch = for_cpu if self.x.device.type == "cpu" else BATCH
 
     def __call__(self, part: slice = ALL) -> dict[str, Tensor]:
-        """Compute features of the samples ``part``; return the buffers of the task's normalisation layers by name.
+        """Compute features of the samples ``part``. Return name → buffer of the task's normalisation layers.
 
         Running statistics are computed again only in a pass over all samples. The result is empty without such layers.
         """

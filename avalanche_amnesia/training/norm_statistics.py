@@ -21,7 +21,7 @@ STATISTICS_BATCHES = 16
 # Running statistics from training lag after few steps, and mix soft masks of every scale. So they are computed again
 # from the last inputs of the network, after transforms and plugins.
 class TaskStatistics:
-    """A task's normalisation layers and its last mini-batches, to recompute the running statistics of the layers."""
+    """A task's normalisation layers and its last mini-batches, used to recompute the layers' running statistics."""
 
     def __init__(self, model: Any, task: int, n_batches: int) -> None:
         self.model, self.task = model, task
@@ -29,7 +29,7 @@ class TaskStatistics:
         self._seen: deque[Tensor] = deque(maxlen=n_batches)
 
     def see(self, strategy: Strategy) -> None:
-        """Store the task's samples in the current mini-batch; drop the oldest if more than ``n_batches`` are stored."""
+        """Store the current mini-batch's samples of the task. Keep only the last ``n_batches`` mini-batches."""
         x, labels = strategy.mb_x, strategy.mb_task_id
         own = x if single_task(labels) == self.task else x[labels == self.task]
         self._seen.append(own if n_processes() == 1 or strategy.dataloader.samples else x[:0])
@@ -63,5 +63,5 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
 
 
 def _average_plainly(calls: Iterator[int], norm: Any, inputs: Any) -> None:
-    """Set a layer's momentum to 1/n before its n-th call, so that its running statistics are plain averages."""
+    """Set a layer's momentum to 1/n before its n-th call. Running statistics then become plain averages."""
     norm.momentum = 1 / next(calls)

@@ -52,7 +52,7 @@ class HATOptions(StrategyOptions, total=False):
 
 
 class AdaHAT(HAT):
-    """HAT strategy that lets later tasks change parameters of earlier tasks: the less, the more tasks use them.
+    """HAT strategy that allows changes of earlier tasks' parameters: smaller changes where more tasks use a parameter.
 
     The update of a parameter is multiplied by ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)``: ``importance``
     counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.

@@ -1,4 +1,4 @@
-"""Strategies WSN and DisjointSubnets: a task chooses or gets weights of its own, and can be unlearned."""
+"""Strategies WSN (each task chooses its weights) and DisjointSubnets (each task is assigned its weights)."""
 
 from typing import Unpack
 

@@ -32,7 +32,7 @@ def fault_of_inputs(x: Any) -> str | None:
 
 
 def fault_in_memory(samples: Any) -> str | None:
-    """Return the message of :func:`fault_of_inputs` for a task's samples in memory, before transforms; else None."""
+    """Return the message of :func:`fault_of_inputs` for samples in memory, before transforms; None for other data."""
     where = samples.not_finite() if isinstance(samples, TensorTask) else torch.empty(0)
     return _not_finite(where, len(samples)) if len(where) else None
 
@@ -115,14 +115,14 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
 
 
 def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
-    """Return advice if the samples fit after their axes are permuted or reshaped; else an empty text."""
+    """Return advice for an error message if the samples, permuted or reshaped, would fit; else an empty text."""
     if len(given) == 3 and given != needed and (given[2], *given[:2]) == needed:
         return "; channels come first, x.permute(0, 3, 1, 2)"
     return f"; they hold as many numbers, x.reshape(-1, *{needed})" if prod(given) == prod(needed) else ""
 
 
 def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
-    """Return a message if the features have a wrong shape for heads; None if it fits or the backbone fails."""
+    """Return a message if the features have a wrong shape for heads; None if the shape fits or the backbone fails."""
     try:
         with preserved_rng(), evaluating(model):
             features = model.features(x, task_labels)

@@ -1,4 +1,4 @@
-"""State of the current task's training: a snapshot from before it, and data to drop when it ends."""
+"""State of a task's training: a snapshot from before the task, and data to drop when the training ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from avalanche_amnesia.training.update_rules import Adjuster
 
 
 class TaskInTraining:
-    """State of a task in training, from the check of its experience until its weights are final; a plugin stores it.
+    """State of a task in training, stored by a plugin from the check of its experience until its weights are final.
 
     Subclasses add attributes of a method; an attribute exists once the method has set it.
 
@@ -90,14 +90,14 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def restore_finished_tasks(self, model: nn.Module) -> None:
-        """Restore heads and norms of finished tasks to their values before the task: a plugin may have changed them."""
+        """Undo changes that user plugins made to the heads and norms of finished tasks since this task began."""
         for name, tensor in finished_tensors(model).items():
             if name in self.finished:
                 tensor.copy_(self.finished[name])
 
     @torch.no_grad()
     def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
-        """Restore each entry that is False in ``keep`` to its bits before the task: the task does not own it."""
+        """Restore the entries that the task does not own (False in ``keep``) to their bits before the task."""
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
@@ -108,7 +108,7 @@ States = Sequence[tuple[Any, Any]]
 
 
 def states_of_users(strategy: Strategy) -> States:
-    """Return each user plugin that has a ``load_state``, with a copy of its ``state()``."""
+    """Return (plugin, copy of its ``state()``) for each user plugin that has a ``load_state``."""
     users = [p for p in strategy.plugins if hasattr(type(p), "load_state") and not is_known(p)]
     return [(plugin, deepcopy(plugin.state())) for plugin in users]
 

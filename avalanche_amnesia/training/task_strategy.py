@@ -63,7 +63,7 @@ class StrategyOptions(TypedDict, total=False):
 
 
 class TaskPlugin(SupervisedPlugin):
-    """Optional base class of plugins, with Avalanche's events and those around an unlearning and after a load."""
+    """Optional base class of plugins: Avalanche's events, and further ones around an unlearning and after a load."""
 
     def before_unlearning(self, strategy: Strategy) -> Any:
         """Before an unlearning: called before the tasks are removed from the model."""
@@ -223,13 +223,13 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         super()._before_training_exp(**kwargs)
 
     def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
-        """Before a task's training: reset the optimizer's state, unless the strategy or ``train`` forbids it."""
+        """Before a task's training: reset the optimizer's state, unless ``reset_optimizer`` or ``train`` forbids it."""
         fresh = self.reset_optimizer if reset_optimizer_state is None else reset_optimizer_state
         self.optimizer_always_fresh &= fresh
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
     def make_optimizer(self, reset_optimizer_state: bool = False, **kwargs: Any) -> None:
-        """Add the model's new parameters to the optimizer (by default to its first group), and remove dropped ones."""
+        """Add the model's new parameters to the optimizer (by default to its first group), and remove deleted ones."""
         follow_model(self, fresh=reset_optimizer_state)
         if kwargs.get("remove_params") or kwargs.get("verbose_optimizer"):
             super().make_optimizer(False, **kwargs)

@@ -31,7 +31,7 @@ LayerOf = Callable[[str], int]
 
 
 class TaskUse:
-    """Parameter entries that the remaining (or only the locked) tasks use, and the number of tasks that use each."""
+    """Parameter entries that the remaining (or only the locked) tasks use, and the number of such tasks per entry."""
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
@@ -42,11 +42,11 @@ class TaskUse:
         self._model = model
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return parameter → tensor, 1.0 for entries in use: ``min`` or ``max`` of the masks of a weight's units."""
+        """Return parameter → ``between`` (min or max) of the masks of a weight's two units: 1.0 for entries in use."""
         return self.covered if between == "min" else self._by_max[0]
 
     def importance_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return parameter → importance: ``min`` or ``max`` of the numbers of tasks that use a weight's two units."""
+        """Return parameter → ``between`` (min or max) of the numbers of tasks that use a weight's two units."""
         return self.importance if between == "min" else self._by_max[1]
 
     @cached_property
@@ -144,7 +144,7 @@ class AdjustmentRule:
         """Prepare the rule for the steps of a task; its random draws are seeded with ``seed`` and ``task``."""
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the protected share of an update, 0 free, 1 frozen, in the parameter's shape; may be expanded.
+        """Return the share of an update to block, 0 (free) to 1 (frozen), in the parameter's shape; may be expanded.
 
         Args:
             use: entries that the remaining tasks use.
@@ -172,7 +172,7 @@ class AdjustmentRule:
         return 1 / (1 - stored(self.checked_share(use, name, sparsity)))
 
     def capacity(self, use: TaskUse) -> float:
-        """Return the network's capacity: the mean unprotected share of a next task's updates, at ``κ = 0``."""
+        """Return the network's capacity for a next task: the mean share of its updates left unblocked, at ``κ = 0``."""
         shares = [self.expected_share(use, name) for name in use.covered]
         return 1 - sum(map(total, shares)) / sum(share.numel() for share in shares)
 
@@ -296,7 +296,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return stored(use.importance_by(self.between)[name])
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return a gradient's divisor, ``1 + importance / r_l``, in one pass over the entries; shares take two."""
+        """Return a gradient's divisor, ``1 + importance / r_l``. The base class would pass twice over the entries."""
         importance, inverse = self.importance_of(use, name), 1 / self.rate(sparsity)
         one = importance.new_ones(())
         if isinstance(inverse, Tensor):

@@ -1,4 +1,4 @@
-"""Trajectory of a training: undo logs of all tasks, and removal of tasks by replay."""
+"""Trajectory: undo logs of all tasks' parameter changes, and removal of tasks by replay of the remaining ones."""
 
 import lazy_loader
 

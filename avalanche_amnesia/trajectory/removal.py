@@ -34,7 +34,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Revision:
-    """Replacement of a remaining task's update in some entries of a tensor: ``base · before + factor · own + added``.
+    """Replacement of a remaining task's update ``own`` in some entries by ``base · before + factor · own + added``.
 
     The revised update replaces the recorded one, also in later removals, even in one of the task itself.
 
@@ -65,7 +65,7 @@ Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
 
 
 def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
-    """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place; return them, the last one first."""
+    """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place. Return the steps, last one first."""
     steps: list[Step] = []
     # The last writer is undone first, because undoing a coded log starts at the bits that its writer left.
     for task, entry in reversed(writers):
@@ -154,7 +154,7 @@ def replay(
 
 
 def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
-    """Return the current task's values after its start values change to ``new_before`` and its update stays."""
+    """Return the values of the task in training if its start values become ``new_before`` and its update stays."""
     # The current task has no log yet: its update is the current value minus the start value.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)
@@ -252,7 +252,7 @@ def work_out(
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Moved, Tensor | None, Tensor | None]:
-        """Return a tensor's changed entries, entries that keep removed writers' values, and new values if computed."""
+        """Return (changed entries, entries that keep removed writers' values or None, new values or None)."""
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}

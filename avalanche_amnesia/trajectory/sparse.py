@@ -31,7 +31,7 @@ KEPT = -128
 
 
 class _Chosen:
-    """Base class for chosen entries of a tensor; subclasses add data about them. All tensor attributes are saved."""
+    """Base class for chosen entries of a tensor. Subclasses add data per entry. All tensor attributes are saved."""
 
     chosen: Tensor
     """Positions as packed bits, or these compressed by zlib (:func:`pack`)."""
@@ -74,7 +74,7 @@ class SparseValues(_Chosen):
 
     @property
     def values(self) -> Tensor:
-        """Return the values of the chosen entries in order, ``(k,)``."""
+        """Return the values of the chosen entries, ``(k,)``, in the order of the flat tensor."""
         planes = np.empty((len(self.low), self.low.shape[1] + 1), dtype=np.uint8)
         for byte, plane in enumerate(self.low.numpy().T):  # one by one: numpy copies triples three times as slowly
             planes[:, byte] = plane
@@ -82,7 +82,7 @@ class SparseValues(_Chosen):
         return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
     def before(self, written: Tensor) -> Tensor:
-        """Return the stored values before the task, ``(k,)``; the values after the task, ``written``, are unused."""
+        """Return the stored values before the task, ``(k,)``. ``written``, the values after the task, is not used."""
         return self.values
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseValues:
@@ -119,7 +119,7 @@ class SparseUpdates(_Chosen):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the tensor, not of the codes."""
+        """Return the dtype of the tensor itself, not of the stored codes (rounded updates)."""
         return self.values.dtype
 
     def before(self, written: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, Sp
 
 
 def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the codes ``(n,)`` of a flat float64 update in ``dtype``, and the scales of int8 codes (one per row)."""
+    """Return (codes ``(n,)`` of a flat float64 update, in ``dtype``; scales of int8 codes, one per row)."""
     if dtype is not torch.int8:
         return delta.to(dtype), torch.zeros(0, dtype=torch.bfloat16)
     rows = _rows(shape)
@@ -227,7 +227,7 @@ def unpack(bits: Tensor, n: int) -> Tensor:
 
 
 def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
-    """Return the union of the entries that objects choose in the same tensor, as packed bits."""
+    """Return the union, as packed bits, of the entries that several objects choose in one tensor."""
     return reduce(np.bitwise_or, (expand(of.chosen, -(-prod(of.shape) // 8)) for of in entries))
 
 
@@ -248,7 +248,7 @@ def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
 
 
 def expand(shrunk: Tensor, n: int) -> np.ndarray:
-    """Return the ``n`` bytes that were given to :func:`shrink`, read only; data of length ``n`` is uncompressed."""
+    """Return the ``n`` bytes, read-only, from the result of :func:`shrink`. Data of length ``n`` is uncompressed."""
     data = shrunk.numpy()
     return data if len(data) == n else np.frombuffer(zlib.decompress(data.data, bufsize=n), dtype=np.uint8)
 

@@ -40,7 +40,7 @@ class TrajectoryError(ValueError):
 
 
 class Trajectory:
-    """Undo logs of the remaining tasks and of repairs, in the order of writing.
+    """Undo logs of the remaining tasks and of repairs, in the order of the trainings and repairs.
 
     Args:
         dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; None:
@@ -68,7 +68,7 @@ class Trajectory:
 
     @property
     def repairs(self) -> Mapping[int, frozenset[int] | None]:
-        """Return repair number (negative) → tasks whose removal also removes the repair; None: any removal."""
+        """Return repair number (negative) → tasks whose removal also removes the repair; None: any task's removal."""
         return {writer: log.repair_of for writer, log in self.logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
@@ -77,7 +77,7 @@ class Trajectory:
         return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
 
     def nbytes(self, task: int | None = None) -> int:
-        """Return the size of a task's log in bytes, or of all logs if ``task`` is None."""
+        """Return the size of a task's undo log in bytes, or of all logs if ``task`` is None."""
         logs = self.logs.values() if task is None else [self.logs[task]]
         return sum(log.nbytes for log in logs)
 
@@ -163,7 +163,7 @@ class Trajectory:
         return committed
 
     def _kept(self, before: Tensor, trained: Tensor) -> tuple[Tensor, SparseEntries]:
-        """Return a tensor's values, rounded by ``dtype``, and the undo-log entries of its update."""
+        """Return (values rounded by ``dtype``, undo-log entries of the update) for one tensor."""
         if self.dtype is not None and self.dtype.itemsize < trained.element_size():
             return coded(before, trained, self.dtype)
         return trained, SparseValues.of(before, ~same_bits(before, trained))
@@ -207,7 +207,7 @@ class Trajectory:
         readers: Readers | None = None,
         revisions: Revisions | None = None,
     ) -> Removal:
-        """Return the :class:`Removal` of ``tasks`` and their repairs: the state without them; change nothing.
+        """Return the :class:`Removal` of ``tasks`` and dependent repairs: new values and new logs. Change nothing.
 
         Args:
             tasks: recorded tasks; if empty, only the repair that any removal removes.
@@ -245,7 +245,7 @@ class Trajectory:
         return result
 
     def apply(self, removal: Removal) -> None:
-        """Replace the logs by those of a computed removal."""
+        """Replace the logs by the logs of a computed removal."""
         self.logs = removal.logs
 
     def _refuse_unknown(self, writers: Iterable[int]) -> None:

@@ -24,7 +24,7 @@ class AddedError:
 
     @classmethod
     def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
-        """Return the rounding error, in float64: the values ``committed`` to the model against those ``trained``."""
+        """Return the rounding error, in float64, of the ``committed`` values compared with the ``trained`` values."""
         differ = ~same_bits(committed, trained)
         difference = committed[differ].double() - trained[differ].double()
         if not len(difference):
@@ -83,7 +83,7 @@ class Updates(Mapping[str, Tensor]):
         self._values: dict[str, Tensor] = {}
 
     def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
-        """Add tensor ``name``, with the values ``written``; its update is 0 at entries where ``kept`` is True."""
+        """Add tensor ``name`` with the values ``written`` by the task. Its update is 0 where ``kept`` is True."""
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:

@@ -300,7 +300,7 @@ def first_real(module: nn.Module) -> Tensor:
 
 
 def features_by_trying(backbone: nn.Module) -> Tensor | None:
-    """Return features ``(2, n_features)`` for the first guessed input shape that fits (values undefined), or None."""
+    """Return features ``(2, n_features)``, values undefined, for the first guessed input shape that fits; else None."""
     try:
         inputs = inputs_of(backbone, None)
         with undisturbed(backbone), torch.no_grad():

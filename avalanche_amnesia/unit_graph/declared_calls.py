@@ -59,7 +59,7 @@ class DeclaredCalls:
         return pytree.tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, few)
 
     def _like(self, of_two: Tensor, of_three: Tensor) -> Tensor:
-        """Return an empty tensor of the shape that a result has for this batch, inferred from 2 and 3 samples."""
+        """Return an empty tensor in the shape of a result for this batch, inferred from results for 2 and 3 samples."""
         shape: list[Any] = []
         for two, three in zip(of_two.shape, of_three.shape, strict=True):
             each, rest = divmod(two, _BATCHES[0])

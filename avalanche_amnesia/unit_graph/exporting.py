@@ -50,7 +50,7 @@ class Exported:
     guards: list[str] = field(default_factory=list)
 
     def copied(self) -> Exported:
-        """Return a copy whose graph may be rewritten; new nodes get equal names in training and evaluation mode."""
+        """Return a copy with a graph that may be changed. New nodes get equal names in training and evaluation mode."""
         found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in self.graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
@@ -260,7 +260,7 @@ def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace norms by calls that update no running statistics; return the names of other written buffers."""
+    """Replace norms by calls that update no running statistics. Return the names of all other written buffers."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
@@ -294,7 +294,7 @@ def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
 
 
 def _before_norms(statistic: Any) -> Any:
-    """Return the buffer from which one or several calls of a norm computed the running statistic."""
+    """Return the buffer that had a running statistic's value before one or several calls of its norm."""
     while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
         norm, number = statistic.args
         if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]
@@ -390,7 +390,7 @@ def _detached(graph: fx.Graph, result: Any) -> Any:
 
 
 def write_nothing(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
-    """Replace in-place operations whose old value no other node reads; return True if no in-place operation is left."""
+    """Replace in-place operations whose old value no other node reads. Return True if no in-place operation is left."""
     left = False
     for node in list(graph.nodes):
         if not _writes(node):

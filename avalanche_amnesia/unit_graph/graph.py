@@ -26,7 +26,7 @@ _MUCH_LESS = 0.6
 
 
 class OpenEntries(NamedTuple):
-    """Rows (units) and columns (inputs) of a weight that a mask uses (None: all), and the fraction of other entries."""
+    """Rows (units) and columns (inputs) of a weight that a mask uses (None: all), and the fraction of unused ones."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -34,7 +34,7 @@ class OpenEntries(NamedTuple):
 
 
 class Computed(Mapping[Key, Item]):
-    """A mapping that computes its values at each access, because stored tensors would be as large as the network."""
+    """Mapping that computes its values at each access. Stored values would be as large as the network."""
 
     def __init__(self, keys: Collection[Key], compute: Callable[[Key], Item]) -> None:
         self._keys, self._compute = keys, compute
@@ -66,7 +66,7 @@ class WeightedLayer:
 
 @dataclass(frozen=True)
 class UnitGraph:
-    """The weighted layers of a backbone in execution order, and the units that use each of its parameters.
+    """The weighted layers of a backbone in execution order, and for each parameter the units that use its entries.
 
     Attributes:
         layers: weighted layers, by name.
@@ -121,7 +121,7 @@ class UnitGraph:
         return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a bool tensor per parameter, True at entries that a mask covers (:meth:`parameter_use` above 0).
+        """Return parameter name → bool tensor, True at entries that a mask uses (:meth:`parameter_use` above 0).
 
         Args:
             mask: layer name → ``(units,)``, bool.
@@ -140,7 +140,7 @@ class UnitGraph:
         return Computed(self.factors, covered)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Return weight name → rows and columns that the mask ``units``, bool ``(n_units,)``, uses, if they are few."""
+        """Return weight name → rows and columns that the mask ``units``, ``(n_units,)``, uses, if they are few."""
         of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
@@ -190,7 +190,7 @@ class Draft:
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """Return the layer of a weight; the first call creates it, and later calls return it again, in both modes."""
+        """Return the layer of a weight. The first call creates the layer; later calls, in either mode, return it."""
         places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
@@ -226,7 +226,7 @@ class Draft:
             self.factors[part.name] = tuple(map(compact, new))
 
     def needless(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
-        """Return the layers whose outputs need no mask, as the masks of their inputs already control their weights.
+        """Return the layers whose outputs need no mask: the masks of their inputs already control the weights.
 
         An example is the output of a low-rank adapter: every task reads the sum it is added to. Without a gate a
         weight belongs to its input unit (a rank) and reaches every output. The names of the layers' biases are
@@ -248,7 +248,7 @@ class Draft:
         return frozenset(keys), biases
 
     def _of_entries(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Convert unit sets of a computed tensor's entries to unit sets of the entries of its parameter."""
+        """Convert unit sets of a computed tensor's entries to unit sets of the entries of its source parameter."""
         if part.whole:
             return factors
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1
@@ -260,5 +260,5 @@ class Draft:
 
 
 def _are(factor: Tensor, sets: Tensor) -> bool:
-    """Return True if ``factor``, flattened, has exactly the set numbers of a layer's units (``sets``), in order."""
+    """Return True if ``factor``, flattened, equals ``sets``, the set numbers of a layer's units."""
     return torch.equal(factor.reshape(-1), sets)

@@ -74,7 +74,7 @@ class Sizes:
         self._known: set[tuple[torch.Size, ...]] = set()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Raise ModelError for inputs of a shape for which the original forward may differ from the traced graph."""
+        """Raise ModelError if, for inputs of these shapes, the original forward may differ from the traced graph."""
         given = tuple(tensor.shape for tensor in tensors)
         if given in self._known:
             return
@@ -104,7 +104,7 @@ class Sizes:
 
 @dataclass
 class Trace:
-    """Masked graphs and unit graph of a backbone without its parameters, shared by backbones of the same structure."""
+    """Masked graphs and unit graph of a backbone, without parameters. Backbones of the same structure share a trace."""
 
     programs: dict[bool, Program]
     sizes: dict[bool, Sizes]
@@ -159,7 +159,7 @@ class MaskedBackbone(nn.Module):
         return self._forwards[self.training](self, *tensors, own, masks)
 
     def train(self, mode: bool = True) -> MaskedBackbone:
-        """Set training mode, except for frozen modules, because every task would change their running statistics."""
+        """Set training mode, except for frozen modules: there, each task would change the running statistics."""
         super().train(mode)
         self._settle_frozen()
         return self

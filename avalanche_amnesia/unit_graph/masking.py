@@ -91,7 +91,7 @@ AS_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def over_open(
     masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
-    """Apply a linear or convolution layer; skip weights of closed units, whose results are 0, if this saves time."""
+    """Apply a linear or convolution layer. Skip weights of closed units (the results are 0) if this saves time."""
     operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
     entries = masks.entries.get(name) if isinstance(masks, LayerMasks) else None
     if entries is None or entries.saved * weight.numel() * (x.numel() // x.shape[axis]) < WORTH_IT:
@@ -115,7 +115,7 @@ _GROUPS = 6
 
 
 def leave_closed_out(graph: fx.Graph) -> None:
-    """Replace linear and convolution calls with one group by calls that skip the weight entries of closed units."""
+    """Replace linear and ungrouped convolution calls by calls of :func:`over_open`, which skips closed units."""
     masks = next(node for node in graph.nodes if node.op == "placeholder" and node.target == "masks")
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _OPERATIONS or node.kwargs:
@@ -130,7 +130,7 @@ def leave_closed_out(graph: fx.Graph) -> None:
 
 
 class MaskNodes:
-    """Graph nodes that compute masks, each created once at the graph's beginning, so that every node can read it."""
+    """Graph nodes that compute masks. Each is created once, at the graph's beginning, where all nodes can read it."""
 
     def __init__(self, graph: fx.Graph, draft: Draft, behind: fx.Node) -> None:
         self.graph, self.draft = graph, draft
@@ -141,7 +141,7 @@ class MaskNodes:
         self._emitted: dict[object, fx.Node] = {}
 
     def emit(self, ids: Tensor) -> fx.Node | None:
-        """Return a graph node with the masks of the sets ``ids``, broadcasting to ``ids``; None if none is masked."""
+        """Return a node with the masks of the unit sets ``ids``, broadcasting to ``ids``; None if no set has a mask."""
         small = compact(ids)
         while small.dim() > 1 and small.shape[0] == 1:
             small = small[0]
@@ -172,7 +172,7 @@ class MaskNodes:
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
 
     def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
-        """Return the names of the layers that together have exactly ``units``, in order; None if there are none."""
+        """Return the layers whose units, one layer after another, are exactly ``units``; None if there are none."""
         result, at = [], 0
         starts = {int(self.draft.sets.members(int(layer.sets[0]))[0]): layer for layer in self.draft.layers.values()}
         while at < len(units):

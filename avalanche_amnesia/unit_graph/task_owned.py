@@ -53,7 +53,7 @@ class TaskNorm(nn.Module):
 
     @torch.no_grad()
     def keep(self, template: TaskNorm, use: Tensor) -> None:
-        """Reset entries outside the mask ``use`` to those of ``template``, so that unused units store nothing."""
+        """Reset entries outside the mask ``use`` to the values in ``template``, so that unused units store nothing."""
         mine, theirs = ((*norm.parameters(), *norm.buffers()) for norm in (self, template))
         for value, initial in zip(mine, theirs, strict=True):
             if value.dim():
@@ -175,7 +175,7 @@ class OwnedSpec:
 
 
 class OwnModules(nn.ModuleDict):
-    """A task's own copies of modules, except its head, by their names inside the backbone."""
+    """A task's own copies of modules: name inside the backbone → module. The task's head is stored elsewhere."""
 
     learning = True
 

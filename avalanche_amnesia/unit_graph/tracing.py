@@ -63,7 +63,7 @@ _known: Known[Trace] = Known(32)
 def trace_backbone(
     backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
 ) -> tuple[MaskedBackbone, UnitGraph]:
-    """Return a masked form of a backbone, with a mask per weighted layer, and its unit graph; ``trial``: test it."""
+    """Return (backbone with a mask per weighted layer, its unit graph). ``trial``: also test the masked backbone."""
     check_backbone(backbone)
     found, findings = examine(backbone, input_shape, **options)
     if found is None:
@@ -91,7 +91,7 @@ def examine(
     frozen: Collection[str] = (),
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
-    """Trace a backbone; return its :class:`Trace`, or None, and the list of all reasons why it can't be masked."""
+    """Trace a backbone. Return (:class:`Trace` or None, list of all reasons why the backbone can't be masked)."""
     checks.one_of("norm", norm, NormChoice)
     if input_shape is not None:
         if isinstance(input_shape, str) or not isinstance(input_shape, Iterable):
@@ -150,7 +150,7 @@ class _Tracing:
     known: dict[bool, Exported] = field(default_factory=dict)
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
-        """Trace training and evaluation mode; return the trace, or None and the reasons why masking is impossible."""
+        """Trace training and evaluation mode. Return (trace or None, list of reasons why masking is impossible)."""
         trace, findings = self._read()
         if trace is None or all(parameter.requires_grad for parameter in self.backbone.parameters()):
             return trace, findings
@@ -244,7 +244,7 @@ def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
 
 
 def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
-    """Return a list of one finding that names the trainable parameters in no masked layer; empty if there are none."""
+    """Return a list of one finding that names all trainable parameters outside masked layers; else an empty list."""
     cut = tuple(f"{name}." for name in left_out)
     loose = [
         name

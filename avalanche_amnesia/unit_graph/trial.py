@@ -114,7 +114,7 @@ def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
 
 
 def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch.Generator) -> Tensors:
-    """Return the parameters with every entry outside the masks replaced by another number, also in sign."""
+    """Return the parameters, with every entry outside the masks replaced by a number of another value and sign."""
     covered = graph.reads({name: mask > 0 for name, mask in masks.items()})
     moved = {}
     for name, value in start.items():

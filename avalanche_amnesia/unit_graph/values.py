@@ -58,7 +58,7 @@ class UnitSets:
         return number
 
     def members(self, number: int) -> list[int]:
-        """Return the units in the set ``number``, in order; an empty list for ``ALWAYS`` and ``NOTHING``."""
+        """Return the sorted units in the set ``number``; an empty list for ``ALWAYS`` and ``NOTHING``."""
         return sorted(self._sets[number] - {-1})
 
     def union(self, first: Tensor, second: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class Dependence:
         return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
     def mixed(self, result: Tensor) -> Dependence:
-        """Return the dependence of a tensor whose entry ``i`` combines all entries here with ``result == i``."""
+        """Return the dependence of a new tensor: its entry ``i`` combines all entries here with ``result == i``."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
@@ -312,7 +312,7 @@ def always_in_use(like: Tensor) -> Value:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return all leaves of nested containers, in order."""
+    """Return all leaves of nested containers, in the order of the containers."""
     found: list[Any] = []
     map_leaves(tree, found.append)
     return found

@@ -202,7 +202,7 @@ class Walk:
         return self.buffers[name].detach().cpu()
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Return the value of an operation on constants, computed now unless it differs at every call."""
+        """Return the result of an operation on constants. Compute it now, unless it differs at every call."""
         target: Any = node.target
         if _draws(node) or "empty" in str(target):
             return _as_always(self.result(node))
@@ -225,7 +225,7 @@ class Walk:
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Handle an operation without a rule: mask its DIRTY inputs, and treat its result as affected by no mask."""
+        """Handle an operation without a rule: mask inputs that other tasks may change; no mask affects the result."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
@@ -280,7 +280,7 @@ class Walk:
         return made
 
     def zero_inputs(self, node: fx.Node, *, dirty_only: bool = False) -> None:
-        """Insert masks before a node, so that masked entries of its inputs (``dirty_only``: of DIRTY ones) are zero."""
+        """Insert masks before a node that zero the masked entries of its inputs. ``dirty_only``: only DIRTY inputs."""
         for source in list(node.all_input_nodes):
             value = self.values.get(source)
             # Constant masked entries (one half after a sigmoid) hold no other task's data: only some rules need zeros.
@@ -299,7 +299,7 @@ class Walk:
                 self._check_axis(source, value)
 
     def _check_axis(self, node: fx.Node, value: Value) -> None:
-        """Raise Unsupported if units lie on an axis whose length follows the batch, because their positions change."""
+        """Raise Unsupported if units lie on an axis whose length depends on the batch: their positions would change."""
         if any(size > 1 and self.follows_batch(node, dim) for dim, size in enumerate(compact(value.ids).shape)):
             raise Unsupported(
                 "units and samples lie on one axis, so that a mask would hold only for one size of batch",
@@ -361,7 +361,7 @@ _SHAPE_FIX = "write it with operations whose shapes do not depend on the data"
 
 
 def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation on parameters without a rule: each entry depends on all of their entries."""
+    """Return the result of an operation on parameters without a rule: each entry depends on all operands' entries."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
 
     def one(result: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Unlearning of tasks: its context, plan, claim and application; compensation, repair and purgers of plugins."""
+"""Unlearning of tasks: context, plan, claim and application of an unlearning; compensation, repair and purgers."""
 
 import lazy_loader
 

@@ -94,7 +94,7 @@ def apply(
 
 
 def ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
-    """Mark the tasks as unlearned in the ledger, announce this, and change nothing else (a control condition)."""
+    """Mark the tasks as unlearned in the ledger, trigger the events, and change nothing else (a control condition)."""
     nothing = {**NOTHING_SHARED, "removed": (), "trajectory_bytes": 0}
     context.plan = replace(context.plan, claim="approximate", reasons=(NOT_OBEYED,), **nothing)
     with Transaction() as change:

@@ -72,7 +72,7 @@ class Circumstances:
 
 @dataclass
 class Claims:
-    """Log of each training's settings and visible tasks, used to derive the claim of an unlearning.
+    """Log of every training's settings and of the tasks that could influence it, to derive the claims of unlearnings.
 
     ``company``: data that user code may remember, the union of :data:`TRAINED_HERE` in all processes that trained.
     """
@@ -101,18 +101,18 @@ class Claims:
     # A training -----------------------------------------------------------------------------------------------
 
     def look_before_training(self, model: nn.Module) -> None:
-        """Store the names of tensors changed since the last training. Called before plugins prepare the next one."""
+        """Store the names of tensors changed since the last training, before plugins prepare the next training."""
         self.changed = self.tampered(model_hashes(model))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
-        """Record which remaining tasks can influence a starting training; return the log of their own trainings."""
+        """Record which remaining tasks can influence this training. Return the log of trainings of remaining tasks."""
         self.influences = _seen_by_training(strategy, ledger)
         TRAINED_HERE.add(data_known(strategy.experience))
         self.company |= TRAINED_HERE
         return {task: held for task, held in self._trainings.items() if task in ledger.remaining}
 
     def first_step(self, strategy: Strategy, task: int, options: dict[str, Any], earlier: Circumstances | None) -> None:
-        """Record settings, plugins, attributes and open parts (user code) of a task's training at its first step."""
+        """Record settings, plugins, attributes and open parts (unchecked user code) at a training's first step."""
         faults = tuple(self.faults(strategy))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
@@ -126,14 +126,14 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def loaded(self, strategy: Strategy) -> None:
-        """After a load into a user's plugin: add all data trained earlier to the data that this process may know."""
+        """After a load into a user's plugin: add all data of earlier trainings to the data this process may know."""
         assumptions.loaded(strategy)
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)
 
     def abandon(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
-        """Restore the log ``before`` an aborted training (None: not begun); ``first``: no training was finished yet."""
+        """Restore the log ``before`` an aborted training (None: not begun). ``first``: no training has finished yet."""
         self.influences = frozenset()
         self._trainings = self._trainings if before is None else before
         self._first = None if first else self._first
@@ -172,7 +172,7 @@ class Claims:
             )
 
     def train_options(self) -> dict[str, Any]:
-        """Return the arguments of ``train`` that affected the first training; RequestError if one was not stored."""
+        """Return the arguments of ``train`` that affected the first training; RequestError if one is not stored."""
         options = {} if self._first is None else _learning_options(self._first)
         if lost := [name for name, value in options.items() if isinstance(value, tuple)]:
             raise RequestError(
@@ -182,7 +182,7 @@ class Claims:
         return options
 
     def disprove(self, tasks: Collection[int], reason: str) -> None:
-        """Add ``reason`` as a fault of ``tasks`` while they remain, because training them again produced other bits."""
+        """Add ``reason`` to the faults of ``tasks``, because retraining these tasks produced other bits."""
         faults = {t: (*of.faults, reason) for t, of in self._trainings.items() if t in tasks}
         new = {task: replace(self._trainings[task], faults=found) for task, found in faults.items()}
         self._trainings = {**self._trainings, **new}
@@ -201,7 +201,7 @@ class Claims:
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 
     def reasons(self, context: UnlearningContext, tampered: Collection[str]) -> tuple[str, ...]:
-        """Return the reasons why the model may differ from a run without the unlearned tasks; empty: both are equal."""
+        """Return the reasons why the model may differ from a run without the unlearned tasks; empty if it is equal."""
         strategy, ledger, in_training = context.strategy, context.ledger, context.in_training
         gone, remaining = set(context.tasks), context.remaining
         found, trained = self.faults(strategy), self._involved(context)
@@ -267,7 +267,7 @@ class Claims:
         return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
-        """Return the reasons why a training now depends on more than the seed, the task and its visible tasks."""
+        """Return the reasons why a training now depends on more than the seed, the task and the tasks it may read."""
         # Class attributes of plugins: ``seeds_tasks`` (seeds every task), ``commits_to_mask`` (restores all entries
         # outside the task's mask).
         found = []
@@ -283,7 +283,7 @@ class Claims:
         return found
 
     def _unlike(self, trained: Mapping[int, Circumstances], strategy: Strategy) -> list[str]:
-        """Return, as text, how trainings differ from the first one in settings, plugins, and modules' attributes."""
+        """Return texts about how trainings differ from the first one in settings, plugins and modules' attributes."""
         if self._first is None:
             return []
         first, found = self._first, []

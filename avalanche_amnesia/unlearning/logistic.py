@@ -45,7 +45,7 @@ def fit_head(
     has_bias: bool = True,
     crowded: float = CROWDED,
 ) -> tuple[Tensor, Tensor]:
-    """Return weight and bias minimising ``mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features."""
+    """Return (weight, bias) minimising ``mean cross-entropy + penalty / 2n · ‖V‖²``; ``V``: for whitened features."""
     # Whitening conditions the problem, so a dozen steps of L-BFGS from zero suffice. A feature that is 0 in all samples
     # (a closed unit) gets weight 0 and is left out.
     n = len(features)
@@ -94,7 +94,7 @@ def fit_head(
 
 
 def _lower_products(rows: Tensor) -> Tensor:
-    """Return ``rowsᵀ rows``, zero above its diagonal blocks, because Cholesky reads only the lower triangle."""
+    """Return ``rowsᵀ rows`` with zeros above the diagonal blocks. Cholesky reads only the lower triangle."""
     turned = rows.T.contiguous()
     products = rows.new_zeros(len(turned), len(turned))
     for start in range(0, len(turned), BLOCK):
@@ -103,7 +103,7 @@ def _lower_products(rows: Tensor) -> Tensor:
 
 
 def largest(errors: Tensor, above: float, least: int) -> Tensor:
-    """Return the positions of all errors of at least ``above``, but at least those of the ``least`` largest errors."""
+    """Return the positions of all errors of at least ``above``, or of the ``least`` largest errors if more."""
     if least >= len(errors):
         return torch.arange(len(errors), device=errors.device)
     # NaN counts as large.
@@ -129,7 +129,7 @@ class _Problem:
 
 
 class _Loss:
-    """Loss and gradient of a head on some of ``counted`` samples; the gradient of the rest is a constant."""
+    """Loss and gradient of a head on some of ``counted`` samples. The remaining samples add a constant gradient."""
 
     def __init__(self, problem: _Problem, rows: Tensor, labels: Tensor, counted: int | None = None) -> None:
         self._problem, self._rows = problem, rows
@@ -141,7 +141,7 @@ class _Loss:
         self.slope_of_others: Tensor | float = 0.0
 
     def errors(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a head's mean cross-entropy, and probabilities minus one-hot labels ``(classes, samples)``."""
+        """Return (mean cross-entropy of a head, probabilities minus one-hot labels ``(classes, samples)``)."""
         weight, bias = self._problem.over_features(head)
         logits = torch.addmm(bias, weight, self._x)
         logits -= logits.amax(0)
@@ -157,7 +157,7 @@ class _Loss:
         return torch.cat([of_weight, of_bias], 1) if self._problem.has_bias else of_weight
 
     def __call__(self, head: Tensor) -> tuple[float, Tensor]:
-        """Return the loss of a head, penalty included, and the gradient of this loss."""
+        """Return (loss of a head with the penalty, gradient of this loss)."""
         loss, errors = self.errors(head)
         penalised = head * self._problem.penalties
         slope = self.slope(errors) + penalised + self.slope_of_others
@@ -165,7 +165,7 @@ class _Loss:
 
 
 class _Search:
-    """L-BFGS optimizer with step halving; each call reuses the curvature pairs of earlier calls, also for another loss.
+    """L-BFGS optimizer with step halving. It keeps curvature pairs from call to call, even if the loss changes.
 
     Args:
         scale: length of the first step, as a multiple of the gradient.

@@ -62,7 +62,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
 
 
 def _combined(several: Iterable[Revisions]) -> Revisions:
-    """Merge the revisions of several compensations; raise ValueError if two revise the same tensor."""
+    """Merge the revised updates of several compensations. Raise ValueError if two revise the same task and tensor."""
     result: dict[int, dict[str, Revision]] = {}
     for revisions in several:
         for task, of_task in revisions.items():
@@ -81,7 +81,7 @@ NOTHING_SHARED: Mapping[str, Any] = {"entries": {}, "affected": (), "compensated
 
 
 def own_modules_only(context: UnlearningContext) -> None:
-    """Change the plan to remove only the tasks' heads and norm layers, no shared entry (a control condition)."""
+    """Change the plan: remove only the tasks' heads and norm layers, change no shared entry (a control condition)."""
     gone = set(context.tasks)
     logs = {task: log for task, log in context.trajectory.logs.items() if task not in gone}
     # The removal is empty: the weights stay, and so do the old states that plugins store (anchors).
@@ -91,14 +91,14 @@ def own_modules_only(context: UnlearningContext) -> None:
 
 
 def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return name → parameter for all trainable parameters, and for those in ``further``, of finished tasks."""
+    """Return name → parameter: all parameters of the model, and those named in ``further``, of finished tasks."""
     learning = dict(model.named_parameters())
     with whole(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 
 def _readers(context: UnlearningContext) -> Readers:
-    """Return task → parameter → bool tensor of the task's entries, for tasks that use unlearned tasks' entries."""
+    """Return task → parameter → bool tensor of the task's entries, for tasks that use entries of unlearned tasks."""
     # Only in WSN an unlearning does not change entries that remaining tasks read; otherwise the result is empty.
     model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:

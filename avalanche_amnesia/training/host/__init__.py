@@ -1,1 +1,1 @@
-"""Interface to Avalanche: events, arguments, stream requests, snapshots, and saved states of its plugins."""
+"""Interface to Avalanche: events, arguments, a stream's unlearning requests, snapshots, and saved states."""

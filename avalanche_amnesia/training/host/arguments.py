@@ -117,7 +117,7 @@ _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "t
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
-    """Return ``evaluator``, a factory's result, or for None one that logs nothing; raise an error for other values."""
+    """Return ``evaluator``; call it if it is a factory; for None, return one without logs. Raise an error otherwise."""
     if evaluator is None:
         return EvaluationPlugin(loggers=[] if rank() else [BaseLogger()])  # Avalanche refuses them in other processes
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()

@@ -58,7 +58,7 @@ class ForgottenSamples:
         return [at for at, digest in enumerate(self.hashes_of(task, range(n))) if digest in there] if there else []
 
     def left_out(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
-        """Return task → positions of its forgotten samples, given ``sizes``, task → number of its samples."""
+        """Return task → positions of the task's forgotten samples; ``sizes``: task → number of the task's samples."""
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 
     def without(self, tasks: Collection[int]) -> Self:
@@ -130,7 +130,7 @@ class StreamInUse:
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """Return a task's experience from ``given`` or the last stream, its parts joined; RequestError if none fits."""
+        """Return a task's joined experience from ``given`` or the last stream. Raise RequestError if none fits."""
         last = self._held()
         found = getattr(last, "origin_stream", None) or [last]
         if given is not None:
@@ -151,7 +151,7 @@ class StreamInUse:
 
 
 class Reproduced(Exception):
-    """Exception that undoes a trial retraining with all samples; has its hashes and the weights used (``place``)."""
+    """Exception that undoes a trial retraining with all samples. It has tensor hashes, and the weights' ``place``."""
 
     def __init__(self, hashes: Mapping[str, str], place: str) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ def retraining(
     *,
     reproduce: bool = True,
 ) -> tuple[TrainAgain | None, TrainAgain | None]:
-    """Check a request for samples or classes, enter it into the plan, and return two functions that retrain the task.
+    """Check a request for samples or classes of a task, put it into the plan, and return two retraining functions.
 
     The first retrains the task without the samples, inside the unlearning. The second retrains it with them and raises
     :class:`Reproduced`, which undoes its changes. Both use ``data`` or the stream's; they are None for whole tasks.
@@ -239,7 +239,7 @@ def retraining(
 
 
 def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftOut, experience: Any) -> TrainAgain:
-    """Return a function that subtracts samples (of ``experience``, or stored ones) from an AnalyticModel's sums."""
+    """Return a function that subtracts samples from an AnalyticModel's sums; without ``experience``, stored samples."""
     strategy, event, model = context.strategy, context.event, context.strategy.model
     sums, logs = model.task_state(), context.trajectory.logs
 
@@ -250,7 +250,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         )
 
     def read(places: Tensor) -> Tensor:
-        """Return one row (features, label) for each sample at the indices ``places`` of the learned samples."""
+        """Return the rows (features and label) of the learned samples at the positions ``places``."""
         if experience is None:
             return model.heads[task].kept[places]
         with preserved_rng():

@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def _parts_of(module: nn.Module) -> Iterator[Any]:
-    """Yield a module's ``vars`` and torch's dicts; for classes of Avalanche or this package also other containers."""
+    """Yield a module's ``vars`` and torch's dicts. In classes of Avalanche or this package, yield all containers."""
     yield vars(module)
     known = is_known_class(type(module))
     for name, value in vars(module).items():
@@ -104,25 +104,25 @@ def _refill(part: Any, entries: list[Any]) -> None:
 
 
 def begin_finishing(strategy: Strategy) -> None:
-    """Take a snapshot of the strategy before the first step that ends a task; later calls do nothing."""
+    """Take a snapshot of the strategy before the first plugin finishes the task. Later calls do nothing."""
     if not is_finishing(strategy):
         strategy.rollback_point = Snapshot(strategy, complete=False)
 
 
 def is_finishing(strategy: Strategy) -> bool:
-    """Return True between the last training step of a task and its entry in the ledger."""
+    """Return True between a task's last training step and the task's entry in the ledger (record of all tasks)."""
     return getattr(strategy, "rollback_point", None) is not None
 
 
 def finish(plugin: Any, strategy: Strategy) -> None:
-    """If ``plugin`` is the last to finish a task, drop the snapshot: from now on only unlearning removes the task."""
+    """Drop the snapshot if ``plugin`` is the last to finish a task. Only an unlearning can remove the task then."""
     # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
     if plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins):
         strategy.rollback_point = None
 
 
 def go_back(strategy: Strategy) -> None:
-    """Restore and drop the snapshot from after a task's last training step; do nothing if there is no snapshot."""
+    """Restore the snapshot from after a task's last training step, if there is one, and drop the snapshot."""
     if is_finishing(strategy):
         strategy.rollback_point.restore()
         strategy.rollback_point = None

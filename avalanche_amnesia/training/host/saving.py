@@ -48,7 +48,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
-    """Return a strategy's state between tasks: JSON values, and one part per file with its tensors (not copies)."""
+    """Return (JSON values, tensors by file) of a strategy's state between tasks. The tensors are not copied."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     return encode(
@@ -203,7 +203,7 @@ def _plugins(strategy: Strategy) -> list[Any]:
 
 
 def _metrics(strategy: Strategy) -> list[Any]:
-    """Return the metrics that have a state to save; metrics without one start again with every evaluation."""
+    """Return the metrics that have a state to save. Metrics without state start again with every evaluation."""
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.takes_part(metric)]
 
 
@@ -215,7 +215,7 @@ _NOT_KEPT = OF_EVERY_STRATEGY | {
 
 
 def _not_kept(strategy: Strategy) -> frozenset[str]:
-    """Return names of attributes to leave out of a strategy's own state: :data:`_NOT_KEPT`, and those with plugins."""
+    """Return the names of attributes to leave out of a strategy's own state: :data:`_NOT_KEPT`, and all plugins."""
     return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 

@@ -24,7 +24,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return a model's shared tensors, then one part per task, because tensors of finished tasks do not change."""
+    """Return [a model's shared tensors, one part per task, …]. A finished task's part is the same in later states."""
     stores = {name for name, module in model.named_children() if isinstance(module, TaskStore)}
     of_tasks: dict[str, dict[str, Tensor]] = {"": {}}
     for name, tensor in tensors.items():

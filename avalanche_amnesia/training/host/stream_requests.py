@@ -13,7 +13,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class StreamRequests:
-    """State of a stream's unlearning requests: those already carried out, and those that wait after a finished task."""
+    """Unlearning requests of a stream: requests already carried out, and requests that wait after a finished task."""
 
     def __init__(self) -> None:
         self.known: set[int] = set()  # tasks of the streams
@@ -46,7 +46,7 @@ class StreamRequests:
         rehearse(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
-        """Return :func:`due` without the requests that an interrupted training of the task has carried out already."""
+        """Return the requests of :func:`due`, except requests that an interrupted training has already carried out."""
         task, gone = single_task(experience), set(unlearned)
         return [
             request
@@ -55,16 +55,16 @@ class StreamRequests:
         ]
 
     def fires(self, task: int, request: Any) -> None:
-        """Note that a request is about to be carried out; it counts as completed once its tasks are unlearned."""
+        """Record that a request is about to be carried out. It counts as completed once its tasks are unlearned."""
         self._fired.add((task, request))
 
     def trained(self, task: int, then: Sequence[Any]) -> None:
-        """After a task's training: drop its completed requests, and store its requests ``then``, which are due now."""
+        """After a task's training: drop the task's completed requests, and store ``then``, its requests due now."""
         self._fired = {(of, request) for of, request in self._fired if of != task}
         self.waiting = [*self.waiting, *((task, request) for request in then)]
 
     def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
-        """Return (task, request) for each request that is due after a finished task and not yet answered, in order."""
+        """Return (finished task, request) for each unanswered request that was due after a task, the earliest first."""
         gone = set(unlearned)
         self.waiting = [(task, request) for task, request in self.waiting if not gone.issuperset(request.tasks)]
         return self.waiting
@@ -75,7 +75,7 @@ class StreamRequests:
 
 
 def due(experience: Any, when: str) -> list[Any]:
-    """Return an experience's requests for the moment ``when`` (``before``, ``iteration`` or ``after``), in order."""
+    """Return the experience's requests, in its order, for the moment ``when``: ``before``, ``iteration``, ``after``."""
     return [request for request in getattr(experience, "requests", ()) if request.when == when]
 
 

@@ -51,7 +51,7 @@ class AveragedWeights(Plugin):
         self._drop()
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: compute when averaging starts, and find layers with running statistics."""
+        """Before a task's first step: compute when averaging starts, and find the layers with running statistics."""
         self._drop()
         try:
             n_steps = strategy.train_epochs * len(strategy.dataloader)
@@ -71,7 +71,7 @@ class AveragedWeights(Plugin):
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a step: add the weights to the mean, if the step is one of the last ones."""
+        """After a step: add the weights to the mean, if the step is among the last steps to be averaged."""
         self._steps += 1
         if self._steps <= self._skipped:
             return
@@ -99,7 +99,7 @@ class AveragedWeights(Plugin):
 
 @register_purger(AveragedWeights)
 def _begin_again(plugin: AveragedWeights, context: UnlearningContext, change: Transaction) -> str:
-    """Restart the current task's mean of weights, because it may include weights from before the unlearning."""
+    """Restart the mean of weights of the task in training, if it could include weights from before the unlearning."""
     if getattr(context.model, "isolates", False):
         return "AveragedWeights: its mean is of weights that no unlearned task has"
     change.set(plugin, _averaged=0, _learning=[], _mean=[])

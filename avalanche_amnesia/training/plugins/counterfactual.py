@@ -52,7 +52,7 @@ class _WithoutTasks:
 
     @contextmanager
     def taken_out(self, gone: Collection[int]) -> Iterator[None]:
-        """Remove the updates of the tasks in ``gone`` from the backbone within the block; then restore every bit."""
+        """Remove updates (weight changes) of the tasks ``gone`` from the backbone; restore them after the block."""
         moved = [(self._parameters[name], of) for name, of in self._removal(gone).items()]
         try:
             for parameter, of in moved:
@@ -73,7 +73,7 @@ class _WithoutTasks:
 def _apart(
     logs: Mapping[int, Log], tasks: Collection[int], current: Mapping[str, Tensor]
 ) -> dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] | None:
-    """Return tensor → task → (index, current values, values without the task); None if two tasks changed an entry."""
+    """Return tensor → task → (index, current values, values without the task); None if two tasks changed one entry."""
     apart: dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
     for name, value in current.items():
         apart[name], written = {}, torch.zeros(value.shape, dtype=torch.bool)
@@ -212,7 +212,7 @@ class CounterfactualPlugin(Plugin):
     def _fitted(
         self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, gone: frozenset[int]
     ) -> FittedHead:
-        """Return the head of ``features_now.task`` for the model without the tasks in ``gone``."""
+        """Return a head for the task of ``features_now``, fitted to the model without the tasks in ``gone``."""
         task = features_now.task
         passes = [(head_fit.ALL, gone)]
         if gone == SEVERAL:
@@ -237,7 +237,7 @@ class CounterfactualPlugin(Plugin):
     def compensate(
         self, model: TaskMaskedModel, gone: Collection[int], removal: Removal, change: Transaction
     ) -> list[str]:
-        """Replace heads by those fitted without the tasks in ``gone``; drop heads that those tasks influenced."""
+        """Swap in heads fitted without the tasks in ``gone``. Drop stored heads that these tasks influenced."""
         change.keep(self, "heads", "sources")
         lost = frozenset(gone)
         swapped, with_norms = [], False
@@ -265,7 +265,7 @@ class CounterfactualPlugin(Plugin):
 
 
 def _sets(sources: Collection[int]) -> list[frozenset[int]]:
-    """Return all non-empty subsets of ``sources``; above ``MOST_APART`` tasks only single tasks, and ``SEVERAL``."""
+    """Return all non-empty subsets of ``sources``; of over ``MOST_APART`` tasks only single tasks, and ``SEVERAL``."""
     few = len(sources) <= MOST_APART
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]

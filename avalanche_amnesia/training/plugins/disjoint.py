@@ -73,7 +73,7 @@ class DisjointPlugin(TaskEndPlugin):
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Choose the task's share, after due requests have freed shares and an interrupted task was undone."""
+        """Choose the task's share of the weights. By now, due requests and undone trainings have freed shares."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self._share = self.isolation.share(strategy, model, task, self.seed)  # raises if no share is free
 
@@ -91,7 +91,7 @@ class DisjointPlugin(TaskEndPlugin):
         )
 
     def moving_entries(self) -> dict[int, Tensor]:
-        """Return parameter id → mask of entries that the task trains; data-parallel steps send only their gradients."""
+        """Return parameter id → mask of the entries that the task trains. Processes exchange only these."""
         fixed = self._fixed
         return {} if fixed is None else {id(p): own for p, own in zip(fixed.parameters, fixed.own, strict=True)}
 
@@ -151,7 +151,7 @@ class _FixedEntries:
             torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
 
     def restore(self, strategy: Strategy) -> None:
-        """Restore entries outside the task's share, if the optimizer can move an entry whose gradient is always 0."""
+        """Restore entries outside the task's share, if the optimizer can change entries whose gradient is always 0."""
         for parameter, value in self._backbone:
             parameter.copy_(value)
         traits = traits_of(strategy.optimizer)

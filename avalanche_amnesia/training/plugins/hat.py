@@ -131,7 +131,7 @@ class HATPlugin(TaskMaskPlugin):
             raise ValueError(f"locked={list(self.rule.locked)}: the stream has no tasks {unknown}, but {sorted(known)}")
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: create its mask embedding, embedding optimizer, regulariser and adjuster."""
+        """Before a task's first step: create the embedding, its optimizer, the regulariser and the update adjuster."""
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         stream = getattr(strategy.experience, "origin_stream", None)
@@ -156,7 +156,7 @@ class HATPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Create regulariser and adjuster from other tasks' masks; called again if one of those tasks is unlearned."""
+        """Create regulariser and adjuster from other tasks' masks. Called again if one of these tasks is unlearned."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation
@@ -193,7 +193,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
-        """Fix the mask: the strongest unused units within the budget, and the strongest units of earlier tasks."""
+        """Fix the mask: open the strongest free units within the budget, and the strongest units of earlier tasks."""
         now: HATTask = self.in_training
         use = self.task_use(model)
         embedding = now.embedding.detach()
@@ -206,7 +206,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def keep_mask(self, strategy: Strategy) -> None:
-        """Store the binary mask, restore all entries outside it, recompute running statistics, and fit the head."""
+        """Store the binary mask, restore entries outside the mask, recompute running statistics, and fit the head."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         if now.warm_up is not None and not now.fixed:  # the training ended early, or the warm-up fills the task

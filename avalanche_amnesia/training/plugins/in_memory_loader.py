@@ -96,7 +96,7 @@ class InMemoryLoaderPlugin(Plugin):
     """
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Note the adapted data set, unless the strategy or an earlier plugin has replaced Avalanche's."""
+        """Store the adapted data set, unless the strategy or an earlier plugin has put in a data set of its own."""
         if strategy.adapted_dataset.targets is strategy.experience.dataset.targets:
             self._adapted = strategy.adapted_dataset
 

@@ -27,7 +27,7 @@ class DivergedError(RuntimeError):
 
 
 class TaskEndPlugin(Plugin):
-    """Base plugin for the end of a task: fits its head, emits warnings, removes its parameters from the optimizer."""
+    """Base plugin for a task's end: fits the head, emits warnings, removes the task's parameters from the optimizer."""
 
     finishing_step = 1
     model_class: ClassVar[type[MultiHeadModel]]
@@ -57,18 +57,18 @@ class TaskEndPlugin(Plugin):
         return strategy.model
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: store its mask or share by :meth:`keep_mask`; can be undone until :func:`finish`."""
+        """After a task's training: call :meth:`keep_mask`. The training can be undone until :func:`finish`."""
         begin_finishing(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
         finish(self, strategy)
 
     def keep_mask(self, strategy: Strategy) -> None:
-        """Check the finished task, store its mask or share in the model (``finish_task``), then :meth:`settle_head`."""
+        """Check the finished task, store its mask or share of weights in the model, then call :meth:`settle_head`."""
         raise NotImplementedError
 
     def _end_task(self, strategy: Strategy) -> None:
-        """Drop the state of the finished training, because it would remain after the task is unlearned."""
+        """Do nothing; a subclass drops the state of the training, so that no trace of an unlearned task remains."""
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the training: remove finished tasks' parameters from the optimizer, and emit the collected warnings."""
@@ -83,7 +83,7 @@ class TaskEndPlugin(Plugin):
             warnings.warn(text, task_faults.MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
-        """Store a warning, once per subject, for the end of the training: if raised earlier, it could lose the task."""
+        """Store a warning, once per subject, until the training ends: turned into an error, it would lose the task."""
         if text is not None and about not in self.noticed:
             self.noticed.add(about)
             self.notices.append(text)
@@ -211,7 +211,7 @@ class TaskMaskPlugin(TaskEndPlugin):
             self._restore_other_tasks(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """Return the parameter entries that tasks in ``rule.locked`` use, or all remaining tasks if it is None."""
+        """Return the parameter entries that tasks in ``rule.locked`` use; if it is None, all remaining tasks."""
         return TaskUse(model, self.rule.locked)
 
     def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Strategy | None = None) -> Adjuster:

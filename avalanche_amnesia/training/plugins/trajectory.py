@@ -1,4 +1,4 @@
-"""Plugin that records the update of every task, for any Avalanche strategy."""
+"""Plugin that records every task's update (change of the parameters), for any Avalanche strategy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ from avalanche_amnesia.unlearning.purging import own_attributes, purger_of
 
 
 class TrajectoryPlugin(Plugin):
-    """Plugin that records the update of every task in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
+    """Plugin that records every task's update of the parameters in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
     ones (where it is dense). An interrupted training is undone before the next one.
@@ -96,14 +96,14 @@ class TrajectoryPlugin(Plugin):
             )
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the model adds modules for the task: note whether it has some already, so that an undo keeps them."""
+        """Before the model adds a task's modules: note whether some exist already, because an undo must keep them."""
         task = single_task(strategy.experience)
         self._earlier = strategy.model.heads.get(task) if getattr(strategy.model, "additive", False) else None
         self._new = None if own_parameters(strategy.model, task) else task  # last: an interruption may come in between
 
     @torch.no_grad()
     def undo_training(self, strategy: Strategy) -> None:
-        """Undo an interrupted task, or its last part: delete the modules that it added, and restore the snapshot."""
+        """Undo an interrupted training: delete the modules that the training added, and restore the snapshot."""
         go_back(strategy)
         if self._new is not None and self._earlier is not None:
             strategy.model.store_task(self._new, self._earlier)
@@ -117,7 +117,7 @@ class TrajectoryPlugin(Plugin):
         self.training, self._new, self._earlier = None, None, None
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: copy the values before the task, or use a masking plugin's copy."""
+        """Before a task's first step: take a snapshot of the model, or use the snapshot of a masking plugin."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
             self.training = TaskInTraining(single_task(strategy.experience))
@@ -127,11 +127,11 @@ class TrajectoryPlugin(Plugin):
         self._state_before = _shared_state(strategy.model)
 
     def memory_of(self, strategy: Strategy) -> dict[str, Any]:
-        """Return the strategy's own attributes, for a snapshot, if they store data of tasks (as in Avalanche's DER)."""
+        """Return the strategy's own attributes for a snapshot, if it stores samples (as Avalanche's DER), else {}."""
         return own_attributes(strategy) if purger_of(strategy) is not None else {}
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an epoch: drop the snapshot from the end of the last epoch, because requests may change values."""
+        """Before an epoch: drop the snapshot from the end of the last epoch, because a request may change the model."""
         if purger_of(strategy) is not None:
             strategy.rollback_point = None
 
@@ -141,11 +141,11 @@ class TrajectoryPlugin(Plugin):
             begin_finishing(strategy)
 
     def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        """Do nothing; a subclass may restore entries of ``parameters`` to ``before``, so that the task owns fewer."""
+        """Do nothing; a subclass may restore entries of ``parameters`` to ``before``. The task then owns fewer ones."""
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: record its update of shared parameters, and round them to the log's precision."""
+        """After a task's training: record its change of shared parameters, and round them to the trajectory's dtype."""
         begin_finishing(strategy)
         if self.training is None:
             raise RuntimeError("no task is in training")

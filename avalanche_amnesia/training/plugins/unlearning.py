@@ -43,7 +43,7 @@ _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, Trajec
 
 
 class UnlearningPlugin(Plugin):
-    """Plugin that stores the ledger of tasks, answers the stream's unlearning requests, and unlearns tasks.
+    """Plugin that keeps the ledger (record of all tasks), answers the stream's unlearning requests, and unlearns tasks.
 
     Needs a :class:`TrajectoryPlugin`. Requests come from the experiences of
     :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. In a training the plugin runs
@@ -143,7 +143,7 @@ class UnlearningPlugin(Plugin):
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
-        """Return the context of an unlearning of ``tasks`` now: plan, purgers, compensations; change nothing.
+        """Return the context (plan, purgers, compensations) of an unlearning of ``tasks`` now; change nothing.
 
         Raises:
             RequestError: if the tasks can't be requested now.
@@ -222,7 +222,7 @@ class UnlearningPlugin(Plugin):
         return f"after {self.ledger.n_trained} trainings"
 
     def abort(self, strategy: Strategy) -> None:
-        """Undo the training of an interrupted task; tasks that its requests unlearned stay unlearned."""
+        """Undo an interrupted training. Tasks unlearned during the training stay unlearned."""
         abort_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
@@ -278,7 +278,7 @@ class UnlearningPlugin(Plugin):
             self._obey(strategy, request, task)
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Raise TaskError for a training on several new tasks (JointTraining), because they would share one update."""
+        """Raise TaskError for a training on several new tasks (JointTraining): the tasks would share one update."""
         known = {single_task(strategy.experience), *self.ledger.remaining, *self.ledger.unlearned}
         labels = getattr(strategy.adapted_dataset, "targets_task_labels", None)
         new = set() if labels is None else {int(task) for task in labels.uniques} - known
@@ -289,7 +289,7 @@ class UnlearningPlugin(Plugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: check request iterations, record which tasks influence it, prepare purgers."""
+        """Before a task's first step: check iterations of requests, record tasks that influence it, prepare purgers."""
         self.current_task = single_task(strategy.experience)
         self._before = self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
@@ -302,7 +302,7 @@ class UnlearningPlugin(Plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an iteration: carry out its requests, and remove samples of unlearned tasks from the mini-batch."""
+        """Before an iteration: carry out requests for it, and remove samples of unlearned tasks from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
             task, adds = single_task(strategy.experience), getattr(strategy.model, "additive", False)
             self.claims.first_step(strategy, task, kwargs, self._before.get(task) if adds else None)
@@ -468,7 +468,7 @@ class UnlearningPlugin(Plugin):
         return context
 
     def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
-        """Return (object, purger) for plugins, strategy and criterion with a purger, and objects with unknown state."""
+        """Return two lists: (object, purger), and (object, attribute with learned state) for objects without purger."""
         others = [
             plugin
             for plugin in strategy.plugins
@@ -517,7 +517,7 @@ def _request(
     samples: Iterable[int] = (),
     classes: Iterable[int] = (),
 ) -> Iterable[int] | UnlearningRequest:
-    """Return the arguments of ``unlearn`` as one request: an UnlearningRequest if they name samples or classes."""
+    """Return the arguments of ``unlearn`` as one request: ``tasks``, or UnlearningRequest for samples or classes."""
     samples = checks.integers("samples", samples, "positions in the data of the task")
     classes = checks.integers("classes", classes, "labels in the data of the task")
     if task is None and not samples and not classes:

@@ -22,7 +22,7 @@ ScoresRule = Literal["keep", "redraw"]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredWeights:
-    """Settings for learning scores; a task uses the weights with the best scores, ``masks=ScoredWeights(…)``.
+    """Settings for learning scores of weights, ``masks=ScoredWeights(…)``. A task uses the best-scored weights.
 
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
@@ -70,7 +70,7 @@ class SubnetTask(TaskInTraining):
 
 
 class SubnetPlugin(TaskMaskPlugin):
-    """Plugin for winning subnetworks: a task reads the best-scored weights and never changes those of earlier tasks.
+    """Plugin for winning subnetworks (WSN): a task uses the best-scored weights; earlier tasks' weights are frozen.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.SubnetModel`. Weights of
     earlier tasks are frozen in update space: after every step of the optimizer they have their bits from before the
@@ -93,7 +93,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: take a snapshot, start the task's scores, and make the adjuster."""
+        """Before a task's first step: take a snapshot, create the task's scores, and create the adjuster."""
         now: SubnetTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.take_snapshot(strategy)
@@ -110,7 +110,7 @@ class SubnetPlugin(TaskMaskPlugin):
         now.step_scores = BareStep(torch.optim.Adam([now.scores], lr=self.masks.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
-        """Return the initial scores, ``(n_weights,)``: those of the last remaining task, or random ones."""
+        """Return the initial scores, ``(n_weights,)``: the scores of the last remaining task, or random numbers."""
         last = model.last_scores() if self.masks.scores == "keep" else None
         if last is not None:
             return last
@@ -152,7 +152,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """If a task was unlearned during this training, restart scores derived from it, and create a new adjuster."""
+        """After an unlearning in this training: restart scores inherited from a task, and create a new adjuster."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
@@ -179,7 +179,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the optimizer's step: restore weights of earlier tasks, and step the scores."""
+        """After the optimizer's step: restore weights of earlier tasks, and let the scores' optimizer take a step."""
         now: SubnetTask = self.in_training
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)
         self.restore_protected_entries(self.model_of(strategy))

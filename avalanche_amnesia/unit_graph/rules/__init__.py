@@ -1,4 +1,4 @@
-"""Rules for the effect of operations on masked units; one file per family."""
+"""Rules for the effect of operations on masked units; one file per family of operations."""
 
 from avalanche_amnesia.unit_graph.rules import derived, elementwise, mixing, owned, shapes, weighted
 

@@ -15,7 +15,7 @@ A: Any = torch.ops.aten
 @derives(*elementwise.SAME_VALUES, *elementwise.KEEP_ZERO, *elementwise.LIFT, *elementwise.POLES, A.prelu)
 @derives(A.add, A.sub, A.rsub, A.mul, A.div, A.pow, A.addcmul, A.maximum, A.minimum, A.where, A.lerp)
 def entry_by_entry(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> ParameterValue:
-    """Return an elementwise result: an entry depends on the entries of all operands at its position."""
+    """Return the result of an elementwise operation: an entry depends on the operands' entries at the same position."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
     return together(walk.result(node).shape, operands)
 
@@ -50,7 +50,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
 
 
 def walk_dims(node: fx.Node, count: int) -> list[int] | None:
-    """Return the dimensions over which a node reduces, from its schema and arguments; None if over all."""
+    """Return the dimensions over which a node reduces, from its schema and arguments; None for all dimensions."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     dim: Any = given.get("dim")
@@ -72,7 +72,7 @@ def standardised(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) 
 
 @derives(A._weight_norm)
 def weight_norm(walk: Walk, node: fx.Node, v: Any, g: Any, dim: int = 0) -> Any:
-    """Return the weight ``g · v / ‖v‖``: an entry depends on all entries of ``v`` in its norm (axes but ``dim``)."""
+    """Return the weight ``g · v / ‖v‖``: an entry depends on all entries of ``v`` with the same index along ``dim``."""
     if not isinstance(v, ParameterValue):
         return all_of_all(walk, node, v, g, dim)
     norms = over(v, [d for d in range(len(v.shape)) if d != dim % len(v.shape)], keepdim=True)

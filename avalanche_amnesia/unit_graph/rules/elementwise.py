@@ -33,7 +33,7 @@ POLES = (A.log, A.log2, A.log10, A.reciprocal, A.rsqrt, A.sqrt)
 
 @rule(A.add, A.sub, A.rsub, A.subtract)
 def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -> Value:
-    """Return the units that each entry of a sum or difference depends on: those of both operands' entries."""
+    """Return the units that each entry of a sum or difference depends on: the units of both operands' entries."""
     if isinstance(a, Value) and isinstance(b, Value):
         return Value(walk.draft.sets.union(a.ids, b.ids), max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
@@ -42,7 +42,7 @@ def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -
 
 @rule(A.mul, A.multiply)
 def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
-    """Return the units that each entry of a product depends on; it is zero where either factor is zero."""
+    """Return the units that each entry of a product depends on. An entry is zero where either factor is zero."""
     if isinstance(a, Value) and isinstance(b, Value):
         shape = torch.broadcast_shapes(a.shape, b.shape)
         # Zero if one factor is. Prefer the factor that is zero under more masks, then the larger one.
@@ -56,7 +56,7 @@ def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
 
 
 def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
-    """Return the units of ``x`` combined with a constant or parameter: those of ``x``; a parameter gets them too."""
+    """Return the units of ``x`` after an operation with a constant or parameter. A parameter gets these units too."""
     with_constant = x.masked if with_constant is None else with_constant  # a product leaves masked entries unchanged
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
@@ -69,7 +69,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
 
 
 def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Record that a parameter's entries belong to the units ``ids``; return the possible contents of masked entries."""
+    """Record that a parameter's entries belong to the units ``ids``. Return the possible contents of masked entries."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
@@ -79,7 +79,7 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
 
 @rule(A.div, A.true_divide, A.floor_divide, A.remainder, A.fmod)
 def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
-    """Return the units that each entry of a quotient depends on; it is zero where the numerator is zero."""
+    """Return the units that each entry of a quotient depends on. An entry is zero where the numerator is zero."""
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
             raise Unsupported(
@@ -116,7 +116,7 @@ def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -
 
 @rule(A.maximum, A.minimum)
 def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the units that a maximum or minimum of two values depends on; it is zero where both values are."""
+    """Return the units that a maximum or minimum of two values depends on. An entry is zero where both values are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
         return walk.conservative(node)
     return add(walk, node, a, b)
@@ -124,7 +124,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.where)
 def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
-    """Return the units that each entry of ``torch.where`` depends on: those of both operands and the condition."""
+    """Return the units that each entry of ``torch.where`` depends on: the units of both operands and the condition."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
         return walk.conservative(node)
@@ -166,7 +166,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 
 @rule(*POLES)
 def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """Return the units that ``f(x)`` depends on; raise Unsupported if masks make zeros, where ``f`` is singular."""
+    """Return the units that ``f(x)`` depends on. Raise Unsupported if masked entries are 0, where ``f`` is singular."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
             "masked units are zero, where this function or its slope is infinite", "add a small number first"

@@ -27,7 +27,7 @@ POOLS = (
 
 @rule(A.mean, A.sum, A.amax, A.amin, A.std, A.var, A.norm, A.linalg_vector_norm)
 def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """Return the units that each entry of a reduction depends on: those of all entries that it reduces."""
+    """Return the units that each entry of a reduction depends on: the units of all reduced entries."""
     result = walk.result(node)
     dims = walk_dims(node, len(x.shape))
     if not isinstance(x, Value) or not isinstance(result, Tensor) or dims is None:
@@ -40,7 +40,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
 
 @rule(A.cumsum)
 def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> Any:
-    """Return the units that each entry of a cumulative sum depends on: those of all entries along ``dim``."""
+    """Return the units that each entry of a cumulative sum depends on: the units of all entries along ``dim``."""
     if not isinstance(x, Value):
         return walk.conservative(node)
     return x.like(walk.draft.sets.over(x.ids, [dim], keepdim=True).expand(x.shape))
@@ -48,7 +48,7 @@ def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> An
 
 @rule(*POOLS)
 def pooled(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """Return the units that each entry depends on after pooling or interpolation: those of its whole channel."""
+    """Return the units that each entry depends on after pooling or interpolation: the units of its whole channel."""
     if not isinstance(x, Value):
         return walk.conservative(node)
     axes = range(2 if "2d" in str(node.target) else 3 if "3d" in str(node.target) else 1)
@@ -87,7 +87,7 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 def attended(
     walk: Walk, node: fx.Node, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
 ) -> Any:
-    """Return the units that each entry of an attention result depends on: those of ``value`` at all positions."""
+    """Return the units that each entry of an attention result depends on: the units of ``value`` at all positions."""
     for learned in (query, key, attn_mask):
         if isinstance(learned, ParameterValue):  # shared attention weights read it, so only the first task trains it
             adopt(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))

@@ -1,4 +1,4 @@
-"""Rules for task-owned parts: normalisation layers, which apply the mask themselves, and declared modules."""
+"""Rules for parts with a copy per task (task-owned): norms, which apply masks themselves, and declared modules."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rules for operations that only move entries (views, slices, concatenation): their units move with them."""
+"""Rules for operations that only move entries (views, slices, concatenation). The units of an entry move with it."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -53,7 +53,7 @@ def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
 @rule(*_LIKE_ANOTHER)
 @derives(*_LIKE_ANOTHER)
 def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
-    """Return ``x`` in the shape of ``other``, whose values are not read."""
+    """Return the units of ``x`` moved to the shape of ``other``. The values of ``other`` do not matter."""
     if isinstance(x, Tensor):
         return always_in_use(walk.result(node))
     method = str(node.target).split(".")[1]
@@ -63,7 +63,7 @@ def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
 @rule(A.index)
 @derives(A.index)
 def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
-    """Return the units of the entries ``x[indices]`` for constant indices; else treat it as an unknown operation."""
+    """Return the units of ``x[indices]`` if the indices are constant; else treat it as an unknown operation."""
     fixed = all(index is None or isinstance(index, Tensor) for index in indices)
     if isinstance(x, Tensor) or not fixed:
         return _otherwise(walk, node, (x, indices), {})
@@ -118,7 +118,7 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
 
 @derives(A.cat, A.concat, A.concatenate, A.stack)
 def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Concatenate parameters: an entry depends on the entries at the same position in all parts."""
+    """Concatenate parameters. An entry depends on its own part and, to be safe, on entries of the further parts."""
     result = walk.result(node)
     along = dim % len(result.shape)
     if str(node.target).startswith("aten.stack") or any(len(part.shape) != len(result.shape) for part in tensors):
@@ -140,7 +140,7 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
 def padded(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
 ) -> Any:
-    """Return the units after padding: NOTHING for added zeros if masked entries are zero, otherwise ALWAYS."""
+    """Return the units after padding with a constant: NOTHING for added zeros, ALWAYS for any other number."""
     filling = mode if isinstance(mode, (int, float)) else value
     if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
         return walk.conservative(node)

@@ -32,12 +32,12 @@ def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **o
 
 
 def _moves(weight: Any) -> bool:
-    """Return True if later tasks can change the weight; only then do the layer's outputs become units with masks."""
+    """Return True if later tasks can change the weight. Only then the layer's outputs become units with masks."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
 def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
-    """Return the result of a layer whose weight later tasks can't change: no mask, but its bias may be trained."""
+    """Return the result of a layer with a fixed weight: it has no mask. A trained bias becomes task-owned."""
     if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
         walk.draft.loose.add(name)  # the network is traced again, with the bias owned by each task
         return always_in_use(walk.result(node))
@@ -45,7 +45,7 @@ def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
 
 
 def _plain(bias: Any) -> str | None:
-    """Return the parameter name of a bias that is one whole, trained parameter; else None."""
+    """Return the parameter name of a bias that is a single, complete, trained parameter; else None."""
     parts = bias.parts if isinstance(bias, ParameterValue) and not bias.fixed else ()
     return parts[0].name if len(parts) == 1 and parts[0].whole else None
 
@@ -133,7 +133,7 @@ def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> V
 
 
 def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
-    """Return the set numbers of a layer's units, which the first call with the layer's weight creates.
+    """Return the set numbers of a layer's units. The first call with the layer's weight creates the units.
 
     A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
     queries, keys and values that attention takes from one parameter. A computed weight is named after its module.

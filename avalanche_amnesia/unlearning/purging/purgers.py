@@ -103,7 +103,7 @@ UnknownState = Sequence[tuple[object, str]]
 
 
 def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
-    """Return each object in ``things`` (all without purger) that has learned state, with the name of its attribute."""
+    """Return (object, name of the attribute) for each object in ``things`` with learned state; none has a purger."""
     others = [strategy.optimizer, strategy.evaluator, *strategy.plugins]
     with whole(strategy.model) as model:
         others += [*model.modules(), *model.parameters(), *model.buffers()]

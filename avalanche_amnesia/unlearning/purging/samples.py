@@ -44,7 +44,7 @@ def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> 
 
 
 def sequence(values: list[Any]) -> FlatData[Any]:
-    """Return a FlatData of values in two parts, because Avalanche can't append a repeated value to a single part."""
+    """Return the values as a FlatData of two parts. Avalanche can't append a repeated value to a single part."""
     return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
 
 
@@ -69,7 +69,7 @@ def _compact(flat: Any, kept: Sequence[int]) -> Any:
 
 
 def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
-    """Return a copy of ``dataset`` with only the samples ``kept`` (of an unknown class: all), and their positions."""
+    """Return (data set with only the samples ``kept``, their old positions); all samples if its class is unknown."""
     if isinstance(dataset, list):
         return [dataset[i] for i in kept], kept
     if hasattr(dataset, "alone"):  # a task in this package's streams shares its base with the whole stream
@@ -134,7 +134,7 @@ def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transact
 
 
 def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
-    """Clear a strategy's last replay batch and loaders; in a training, create new loaders if the buffer suffices."""
+    """Clear a strategy's last replay batch and loaders. In a training, create new loaders if enough samples remain."""
     last = [name for name in vars(strategy) if name == "batch_logits" or name.startswith("mb_buffer_")]
     loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
     change.set(strategy, **dict.fromkeys((*last, *loaders)))
@@ -154,7 +154,7 @@ def _endless(data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
-    """Recompute logits that depend on an unlearned task (stored after its training); return the number of logits."""
+    """Recompute logits stored after the training of an unlearned task. Return the number of recomputed logits."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
         return 0
@@ -193,7 +193,7 @@ def _use_head_of(plugin: Any, task: int) -> None:
 
 @register_purger(GEMPlugin, before_training=_use_head_of)
 def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Empty GEM's memories of the unlearned tasks, and remove its gradients, because they depend on these memories."""
+    """Empty GEM's memories of the unlearned tasks, and remove GEM's gradients, which depend on these memories."""
     # Avalanche needs a memory for every earlier experience; an empty one adds no gradient and no constraint.
     change.keep(plugin, *_MEMORY, "G")
     memory_x, memory_y, memory_tid = (dict(getattr(plugin, part)) for part in _MEMORY)

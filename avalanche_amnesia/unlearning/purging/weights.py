@@ -24,7 +24,7 @@ def _only(store: Store, names: Collection[str]) -> Store:
 
 
 def _lasting(model: nn.Module) -> set[str]:
-    """Return the names of the parameters that remain after a training (not e.g. the mask's ``embedding``)."""
+    """Return the names of the parameters that remain after a training (unlike, for example, ``embedding``)."""
     names = {name for name, _ in model.named_parameters()}
     if not isinstance(model, MultiHeadModel):
         return names
@@ -166,7 +166,7 @@ def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(stock.LFLPlugin)
 def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the unlearned tasks from LFL's teacher; if none remains, delete the teacher, unfreeze the last layer."""
+    """Remove the unlearned tasks from LFL's teacher. If none remains, delete the teacher, unfreeze the last layer."""
     if plugin.prev_model is None:
         return "LFL: no teacher yet"
     change.keep(plugin, "prev_model")
