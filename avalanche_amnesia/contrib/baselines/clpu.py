@@ -147,7 +147,7 @@ class CLPUDERpp(TaskStrategy):
         )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent, and merge their side networks now, or at the end of a current training."""
+        """Declare remaining tasks permanent. Merge their side networks now, or after the training if one is running."""
         super().mark_permanent(tasks)
         if self._recorder.snapshot is None:
             self._networks.merge(self, self._unlearning().ledger.unlearnable)
