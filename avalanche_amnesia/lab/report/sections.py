@@ -26,7 +26,7 @@ class Section(NamedTuple):
 
 
 def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
-    """Return key in the template → section for all sections, in the order of the page, including empty sections."""
+    """Return all sections by their key in the template, in the order of the page, including empty sections."""
     lines = partial(_lines, entries)
     return {
         "accuracy": Section(matrices=[each for each in map(_accuracy_matrix, entries) if each.columns]),

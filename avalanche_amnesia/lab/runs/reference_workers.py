@@ -36,7 +36,7 @@ class ReferenceWorkers:
         self._trainings: list[Any] = []
 
     def begin(self, references: References, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Start training one reference per pair (variant, tasks in training order) in ``paths``, first pair first."""
+        """Start training one reference model per (variant, tasks in training order) in ``paths``, in this order."""
         names = ("make_strategy", "benchmark", "train_options", "store")
         file = Path(self._folder.name) / "references"
         arguments = {name: getattr(references, name) for name in names}
