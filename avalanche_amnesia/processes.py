@@ -45,7 +45,7 @@ def summed(values: Tensor) -> Tensor:
 
 
 def of_all(thing: Any) -> list[Any]:
-    """Return every process's ``thing``, any object that can be pickled, by rank."""
+    """Return the ``thing`` of every process, in the order of ranks; any object that can be pickled."""
     if n_processes() == 1:
         return [thing]
     found = [None] * n_processes()
@@ -60,7 +60,7 @@ def of_first(thing: Any) -> Any:
 
 
 def by_first(work: Callable[[], object]) -> None:
-    """Call ``work()`` in process 0 only, while the others wait; if it raises, all processes raise its error."""
+    """Call ``work()`` in process 0 only, while all other processes wait; raise its error in all processes."""
     failure: Exception | None = None
     if rank() == 0:
         try:

@@ -36,7 +36,7 @@ class EventTable:
         self._begin({"event": event, "what": "trained", "task": task, "remaining": _listed(remaining)}, remaining)
 
     def unlearned(self, event: int, task: int, record: UnlearningRecord | None) -> None:
-        """Add a row for an unlearning; `record`: its record, or None if a plugin of another package unlearns."""
+        """Add a row for an unlearning. `record`: record of the unlearning; None for another package's plugin."""
         row: dict[str, Any] = {"event": event, "what": "unlearned", "task": task}
         if record is not None:
             gone = _listed(record.tasks) if record.task is None else gone_in_words(record.plan)
