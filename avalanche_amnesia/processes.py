@@ -84,7 +84,7 @@ def agree(facts: Mapping[str, Any], when: str) -> None:
 
 
 def gathered(*tensors: Tensor) -> list[Tensor]:
-    """Return each tensor with the rows of all processes, in the order of ranks; their numbers of rows may differ."""
+    """Return each tensor with the rows of all processes, in rank order; processes may have unequal numbers of rows."""
     if n_processes() == 1:
         return list(tensors)
     everywhere = of_all([tensor.detach().cpu() for tensor in tensors])

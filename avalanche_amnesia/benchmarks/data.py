@@ -54,7 +54,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute all samples, or samples at ``where``: x float32 or int64 (n, ...), y int64 (n,). Not cached."""
+        """Return (x, y) at ``where`` (None: all samples): x float32 or int64 (n, ...), y int64 (n,). Not cached."""
         index, targets = self.index, self.targets
         if where is not None:
             index, targets = index[where], [targets[i] for i in where.tolist()]

@@ -87,7 +87,7 @@ class UnlearningRequest:
         return () if self.is_partial else self.tasks
 
     def event(self, task: int) -> str:
-        """Return the request's moment as text, e.g. ``after task 3``; ``task``: label of the requesting experience."""
+        """Return the moment as text, e.g. ``after task 3``; ``task``: task label of the experience with the request."""
         return f"iteration {self.iteration} of task {task}" if self.when == "iteration" else f"{self.when} task {task}"
 
 
@@ -100,7 +100,7 @@ def with_unlearning(
     permanent: Iterable[int] = (),
     deadline: int | None = None,
 ) -> CLScenario:
-    """Return a copy of a benchmark with unlearning requests on its train experiences; the given one does not change.
+    """Return a copy of a benchmark with unlearning requests on its train experiences; the original does not change.
 
     Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in firing order:
     before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). Requests of the given benchmark
@@ -182,7 +182,7 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
 
 
 def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
-    """Return a benchmark with only the train experiences at ``positions``, in this order; the test stream stays."""
+    """Return a benchmark with only the train experiences at ``positions``, in this order, and the same test stream."""
     train = EagerCLStream("train", [own_copy(benchmark.train_stream[position]) for position in positions])
     return scenario_like(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
 

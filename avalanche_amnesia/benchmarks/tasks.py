@@ -67,7 +67,7 @@ class TaskExperience(DatasetExperience):
         return self.tensors_at(None)
 
     def tensors_at(self, where: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Return (x, y) at positions ``where``, int64 (n,), or all (x, y). None: the samples are not tensors."""
+        """Return (x, y) of all samples or those at positions ``where``, int64 (n,); None if x is not a tensor."""
         return self.samples.tensors(where) if isinstance(self.samples, TensorTask) else None
 
     @property

@@ -109,7 +109,7 @@ class AccuracyDifference(CallbackMetric):
         self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return accuracies and differences, per task and mean; None if no task was evaluated."""
+        """After an evaluation: return accuracies and differences, per task and as means; None if no task was tested."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         if "reference" in self._right:
             prove_in_passing(strategy, self.references)

@@ -89,7 +89,7 @@ class ProbingMetric(CallbackMetric, ABC):
         self._loaded: dict[int, Any] = {}
 
     def state(self) -> dict[int, Any]:
-        """Return the state to save: task → tensors of its probe."""
+        """Return the state to save: task → tensors of its probe (copied mask and head)."""
         return {task: probe.state() for task, probe in self.probes.items()}
 
     def load_state(self, state: Any) -> None:
@@ -110,7 +110,7 @@ class ProbingMetric(CallbackMetric, ABC):
         self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
 
     def after_unlearning(self, strategy: Strategy) -> None:
-        """After an unlearning: store the probes copied before it."""
+        """After an unlearning: store the probes (copied masks and heads) of the unlearned tasks."""
         self.probes |= self._taken
         self._taken = {}
 
@@ -164,7 +164,7 @@ class ProbingMetric(CallbackMetric, ABC):
             return probe.head.cpu()(features)
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Delete all probes."""
+        """Delete all probes (copied masks and heads)."""
         self.probes.clear()
 
 

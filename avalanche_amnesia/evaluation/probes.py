@@ -43,7 +43,7 @@ class Probe:
         return getattr(self.head, "own", None)
 
     def state(self) -> dict[str, Any]:
-        """Return the probe as tensors: its mask, and the state dict of its head."""
+        """Return the probe's tensors: the mask, and the state dict of the head."""
         return {"mask": self.mask, "head": None if self.head is None else dict(self.head.state_dict())}
 
     @classmethod

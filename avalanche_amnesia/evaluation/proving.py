@@ -14,7 +14,7 @@ from avalanche_amnesia.processes import of_first
 
 
 def refuse_approximate(record: UnlearningRecord) -> None:
-    """Raise RequestError for an ``approximate`` record, because a retrained model may differ from it in bits."""
+    """Raise RequestError if a record's claim is ``approximate``: a retrained model may then have other bits."""
     if record.claim == "approximate":
         raise RequestError(
             f"this record is approximate ({record.reasons[0]}): only exact and conditional records can be proved; "

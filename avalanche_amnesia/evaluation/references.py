@@ -41,7 +41,7 @@ _QUIET = (MaskWarning, CapacityWarning)
 
 
 class ReferencesError(ValueError):
-    """Error if ``make_strategy``, the benchmark or the run does not fit the references; the message has the reason."""
+    """Error if ``make_strategy``, the benchmark or the run does not fit the references (retrained models)."""
 
 
 class References:
@@ -208,7 +208,7 @@ class References:
         return self.reference(tasks, self._full_variant)
 
     def seconds(self, remaining_tasks: Sequence[int]) -> float:
-        """Return the wall-clock seconds of training the reference of ``remaining_tasks`` from the beginning.
+        """Return the wall-clock seconds of training the reference (model trained only on ``remaining_tasks``).
 
         Trainings that several references share were computed once, and count in each reference.
         """
@@ -219,7 +219,7 @@ class References:
     def prove(
         self, record: UnlearningRecord, *, tasks: Iterable[int] = (), strategy: Strategy | None = None
     ) -> UnlearningRecord:
-        """Train the remaining tasks of a record again, compare all tensors bit by bit, and return the proved record.
+        """Train a record's remaining tasks again, compare all tensors bit by bit, and return the record with the proof.
 
         ``TaskStrategy.prove`` and ``UnlearningPlugin.prove`` do so with the last record of a strategy, and store the
         result.
@@ -370,7 +370,7 @@ class References:
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
     def fresh_strategy(self, variant: Expected = "same") -> Any:
-        """Return a new strategy from ``make_strategy`` to train a reference; ReferencesError if it is unsuitable."""
+        """Return a new strategy that will train a reference; ReferencesError if ``make_strategy`` is unsuitable."""
         # No metrics: the run's metrics would need references. The logger writes nothing; without one Avalanche warns.
         strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[] if rank() else [BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):

@@ -29,7 +29,7 @@ class UnlearnedAccuracy(ComparedMetric):
     helper = "unlearned_accuracy_metrics"
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the base class's models, and the reference with another data order if another metric needs it."""
+        """Yield the base class's models, and the reference with another data order if a further metric needs it."""
         yield from super().models(main, remaining)
         if self._beside is not None and ("order", tuple(remaining)) in self._beside.expected():
             yield "_floor_order", self._beside.reference(remaining, "order")

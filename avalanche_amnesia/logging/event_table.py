@@ -32,7 +32,7 @@ class EventTable:
         self.changed = False
 
     def trained(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
-        """Add a row for a finished task; `remaining`: remaining tasks, or None if the strategy has no ledger."""
+        """Add a row for a finished task; `remaining`: the remaining tasks; None for a strategy without ledger."""
         self._begin({"event": event, "what": "trained", "task": task, "remaining": _listed(remaining)}, remaining)
 
     def unlearned(self, event: int, task: int, record: UnlearningRecord | None) -> None:

@@ -257,7 +257,7 @@ class DisjointModel(MultiHeadModel):
 
     @torch.no_grad()
     def finish_task(self, task: int) -> None:
-        """Finish a task's training: replace the task's network by the entries that the task owns, and freeze them.
+        """Finish a task's training: replace the task's network by the task's own entries, and freeze these entries.
 
         Raises:
             ModelError: if forward passes changed a tensor that is no parameter, buffer or tensor attribute of a module,

@@ -86,7 +86,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Compute and return ``a = σ(scale · embedding)``, ``(n_units,)``; ``learns``: leaves require gradients."""
+        """Compute and return ``a = σ(scale · embedding)``, ``(n_units,)``; ``learns``: leaves with gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)

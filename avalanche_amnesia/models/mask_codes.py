@@ -55,7 +55,7 @@ def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int)
 
 
 def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return approximate absolute scores ``(n,)`` from the result ``data`` of :func:`encode_scores` and its mask."""
+    """Return approximate absolute scores ``(n,)`` from ``mask`` and ``data``, a result of :func:`encode_scores`."""
     n, n_table = len(mask), 4 * 2 * len(sizes) * _QUANTILES
     coded = data.cpu().numpy()
     tables = coded[:n_table].view("<f4").reshape(-1, _QUANTILES)

@@ -152,7 +152,7 @@ class MultiHeadModel(MultiTaskModule):
         return super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """Create and store a task's head ``features → n_classes``, randomly initialised, with its norms or network."""
+        """Create and store a task's head ``features → n_classes``, randomly initialised, and its norms or network."""
         self.store_task(task, with_parts(self.new_head(n_classes), self.fresh_parts()))
 
     def store_task(self, task: int, head: nn.Module) -> None:
@@ -165,7 +165,7 @@ class MultiHeadModel(MultiTaskModule):
         return None
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a task's modules except its head, into which ``saved`` (their ``state_dict``) can be loaded."""
+        """Return a task's modules except the head, so that the tensors in ``saved`` can be loaded into them."""
         return self.fresh_parts()
 
     def task_parts(self, task: int) -> Any:

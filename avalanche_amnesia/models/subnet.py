@@ -116,7 +116,7 @@ class SubnetModel(TaskMaskedModel):
         return _leaky_relu_backward(of_mask, scores.detach(), -1.0, False, grad_input=of_mask)
 
     def fresh_parts(self) -> OwnModules | None:
-        """Return a new task's copies of the backbone's norms and non-parameter tensors; None if it has neither."""
+        """Return a new task's copies of the backbone's norms and non-parameter tensors; None if there are neither."""
         return self._copies.fresh()
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:

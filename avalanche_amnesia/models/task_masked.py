@@ -218,7 +218,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._masks_changed()
 
     def _masks_changed(self) -> None:
-        """Increase :attr:`generation`, because the set of masks changed or a task's training began."""
+        """Increase :attr:`generation` after the set of masks has changed or a task's training has begun."""
         self.generation += 1
 
     def drop_current_task(self) -> None:

@@ -58,7 +58,7 @@ class TaskStore(nn.Module):
         self._show(self._in_sight)
 
     def _show(self, parts: dict[str, Any]) -> None:
-        """Register exactly ``parts`` in torch. Every change repeats this, in case a :func:`whole` was interrupted."""
+        """Register exactly ``parts`` in torch. Every change repeats this, in case :func:`whole` was interrupted."""
         vars(self)[self.part] = parts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -93,7 +93,7 @@ class SideNetworks(NetworkPerTask):
 
 
 class Independent(TaskStrategy):
-    """Strategy that trains a separate network for every task; unlearning a task deletes its network and is exact.
+    """Strategy that trains a separate network for every task. Unlearning deletes a task's network, and is exact.
 
     Args:
         model: a :class:`NetworkPerTask`.

@@ -120,7 +120,7 @@ def mask_overlap_metrics() -> list[MaskOverlap]:
 
 
 def owners_metrics() -> list[Owners]:
-    """Return the metric of each layer's shares: free, shared, or used by only one task."""
+    """Return the metric of each layer's shares of units (or weights): free, shared, or used by only one task."""
     return [Owners()]
 
 

@@ -64,7 +64,7 @@ class Shadow:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take an optimizer step for the shadow's values and its copy of the task's norms."""
+        """Take an optimizer step for the shadow's values, and for the shadow's copy of the task's norms."""
         self._step()
         for parameter in self.parameters:
             parameter.grad = None

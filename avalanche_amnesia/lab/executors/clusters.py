@@ -94,7 +94,7 @@ class SlurmExecutor:
         self._jobs: list[Any] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Submit a function call to Slurm once fewer than ``workers`` calls are unfinished; return its future."""
+        """Submit a function call once fewer than ``workers`` calls are unfinished; return a future of the result."""
         return self._waiting.submit(self._call, function, arguments)
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

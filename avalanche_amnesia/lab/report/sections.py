@@ -88,7 +88,7 @@ def _jsd_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _compared(caption: str, what: str, entries: Sequence[Entry], of: Callable[[Run], Mapping[str, Any]]) -> Table:
-    """Return a table of settings or versions, with one column per strategy, from its first run."""
+    """Return a table of settings or versions with one column per strategy, taken from the strategy's first run."""
     found = [of(entry.first) for entry in entries]
     names = dict.fromkeys(name for each in found for name in each)
     rows = [

@@ -199,7 +199,7 @@ def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
 
 
 def _unequal(reading: Reading, runs: Sequence[Run]) -> bool:
-    """Return True if, in any run, a test's metric has different values on this and on the retrained model."""
+    """Return True if the test's metric differs between this model and the retrained model in any run."""
     if reading.in_floors:  # the JSD of equal models is 0
         return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(reading.metric, {}).values())
     return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(reading, run))

@@ -109,7 +109,7 @@ def make_scenario(settings: kinds.ScenarioSettings, n_tasks: int) -> Scenario:
 
 
 def make_network(settings: kinds.NetworkSettings, example: torch.Tensor) -> nn.Module:
-    """Build a feature extractor with initial weights from torch's global random generator, and set its ``features``."""
+    """Build a feature extractor with weights from torch's global generator; set ``features`` to its output width."""
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
     network: nn.Module = _called(maker_of(settings.name, "network.name"), settings.options, offered, settings.name)
     if not isinstance(network, nn.Module):

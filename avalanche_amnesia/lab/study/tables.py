@@ -167,7 +167,7 @@ def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
 
 
 def _cell(runs: Sequence[Run], name: str) -> str:
-    """Return mean and standard deviation of a measure over seeds as text, and how many seeds have it if not all."""
+    """Return mean and standard deviation of a measure over seeds as text; with a seed count if some seeds lack it."""
     words = MEASURES[name].words
     found = [value for run in runs if (value := MEASURES[name].of(run.last)) is not None]
     if not found:
