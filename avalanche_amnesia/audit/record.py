@@ -231,7 +231,7 @@ class UnlearningRecord:
 
     @property
     def task(self) -> int | None:
-        """Return the task that was retrained without some samples; None if the request named whole tasks."""
+        """Return the task retrained without some samples; None if the request named whole tasks."""
         return self.plan.task
 
     @property
