@@ -11,7 +11,7 @@ from avalanche_amnesia.saving.values import StateError, checked
 
 
 class RequestError(ValueError):
-    """Error for a request, training or deadline that the ledger's rules do not allow; it is raised before changes."""
+    """Error for a request, training or deadline that the ledger's rules forbid; raised before any change."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TaskLedger:
         return tuple(task for task in self._entries if task not in permanent)
 
     def saw(self, task: int) -> frozenset[int]:
-        """Return the tasks that could influence the training of ``task``; raise RequestError if it does not remain."""
+        """Return the tasks that could influence the training of ``task``; RequestError if ``task`` does not remain."""
         if task not in self._entries:
             raise RequestError(f"saw({task!r}): this task does not remain; remaining are {_listed(self.remaining)}")
         return self._entries[task].saw

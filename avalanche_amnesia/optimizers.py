@@ -102,7 +102,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
 
 
 def check_sibling(optimizer: Optimizer, option: str) -> None:
-    """Raise ValueError if no optimizer with the class and settings of ``optimizer`` can be made for a vector."""
+    """Raise ValueError if no optimizer like ``optimizer`` can be made for a 1-D parameter."""
     if not _can_step(optimizer, 1):
         name = type(optimizer).__name__
         raise ValueError(

@@ -45,7 +45,7 @@ def summed(values: Tensor) -> Tensor:
 
 
 def of_all(thing: Any) -> list[Any]:
-    """Return every process's ``thing``, any object that can be pickled, by rank."""
+    """Return the ``thing`` of every process, in the order of ranks; any object that can be pickled."""
     if n_processes() == 1:
         return [thing]
     found = [None] * n_processes()
@@ -60,7 +60,7 @@ def of_first(thing: Any) -> Any:
 
 
 def by_first(work: Callable[[], object]) -> None:
-    """Call ``work()`` in process 0 only, while the others wait; if it raises, all processes raise its error."""
+    """Call ``work()`` in process 0 only, while all other processes wait; raise its error in all processes."""
     failure: Exception | None = None
     if rank() == 0:
         try:
@@ -84,7 +84,7 @@ def agree(facts: Mapping[str, Any], when: str) -> None:
 
 
 def gathered(*tensors: Tensor) -> list[Tensor]:
-    """Return each tensor with the rows of all processes, in the order of ranks; their numbers of rows may differ."""
+    """Return each tensor with the rows of all processes, in rank order; processes may have unequal numbers of rows."""
     if n_processes() == 1:
         return list(tensors)
     everywhere = of_all([tensor.detach().cpu() for tensor in tensors])

@@ -65,7 +65,7 @@ def autocast_now() -> Autocast:
 
 @contextmanager
 def autocast(to: Autocast) -> Iterator[None]:
-    """In a ``with`` block, enable autocast for the device types and dtypes in ``to``, and disable it otherwise."""
+    """In a ``with`` block, enable autocast only for the pairs of device type and dtype in ``to``."""
     now = autocast_now()
     if to == now:
         yield

@@ -28,7 +28,7 @@ class RecordError(ValueError):
 
 
 class ProofError(ValueError):
-    """Error of a failed proof: a model trained again without the unlearned data has other bits.
+    """Error for a failed proof: the model and one retrained without the unlearned data differ in their bits.
 
     Attributes:
         record: the record, ``approximate`` by now; its last reason names the first task and tensor that differ.
@@ -42,7 +42,7 @@ class ProofError(ValueError):
 
 @dataclass(frozen=True)
 class SharedEntries:
-    """Entries of a tensor that the unlearned tasks trained and that stay, because remaining tasks read them.
+    """Entries of a tensor that unlearned tasks trained and that keep their values, because remaining tasks use them.
 
     Attributes:
         entries: number of these entries, each counted once.
@@ -168,7 +168,7 @@ class RepairSummary:
 
 @dataclass(frozen=True)
 class Proof:
-    """Proof of a record: a model trained again without the unlearned data has the same bits in all compared tensors.
+    """Proof of a record: retraining without the unlearned data gave the same bits in all compared tensors.
 
     Attributes:
         tasks: the tasks that were compared, in training order.
@@ -190,7 +190,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class UnlearningRecord:
-    """Record of an unlearning: its plan, the hashes of all tensors before and after, and the cleaned host state.
+    """Record of an unlearning: its plan, the hashes of all tensors before and after, and the cleaned plugins.
 
     Attributes:
         plan: the applied plan.
@@ -231,17 +231,17 @@ class UnlearningRecord:
 
     @property
     def task(self) -> int | None:
-        """Return the remaining task that the request retrained without some samples, or None."""
+        """Return the task retrained without some samples; None if the request named whole tasks."""
         return self.plan.task
 
     @property
     def affected(self) -> tuple[int, ...]:
-        """Return the remaining tasks that use changed entries."""
+        """Return the remaining tasks that use parameter entries changed by the unlearning."""
         return self.plan.affected
 
     @property
     def proved(self) -> bool:
-        """Return True if a proof covers all remaining tasks; if the claim is conditional, only if ``proof.apart``."""
+        """Return True if a proof covers all remaining tasks. A ``conditional`` claim also needs ``proof.apart``."""
         proof = self.proof
         if proof is None or not set(self.remaining) <= set(proof.tasks):
             return False
@@ -260,7 +260,7 @@ class UnlearningRecord:
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """Return the names of parts that must be repeatable for a ``conditional`` claim to be exact; else empty."""
+        """Return the names of external code that a ``conditional`` claim assumes to be repeatable; else empty."""
         return () if self.proved else self.plan.rests_on
 
     @property

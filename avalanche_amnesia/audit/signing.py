@@ -13,7 +13,7 @@ class SigningError(ValueError):
 
 
 def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
-    """Sign plain values as JSON with sorted keys, no spaces, in UTF-8; return algorithm, public key and signature."""
+    """Sign values as UTF-8 JSON with sorted keys, no spaces; return a dict of algorithm, public key and signature."""
     key = key_of(private_key, "private")
     _, serialization, _ = _cryptography()
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)

@@ -54,7 +54,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the samples (all, or those at ``where``): x float32 or int64 (n, ...), y int64 (n,); not cached."""
+        """Return (x, y) at ``where`` (None: all samples): x float32 or int64 (n, ...), y int64 (n,). Not cached."""
         index, targets = self.index, self.targets
         if where is not None:
             index, targets = index[where], [targets[i] for i in where.tolist()]
@@ -93,7 +93,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
 
 
 class LazyTask(Dataset[tuple[Any, int]]):
-    """Data set of one task's samples in a data set that makes its items on demand."""
+    """Data set of one task: some items of a larger data set, which loads each item on demand."""
 
     def __init__(self, base: Dataset[Any], index: Sequence[int], targets: Sequence[int]) -> None:
         self.base = base
@@ -173,7 +173,7 @@ def label_name(item: Mapping[str, Any]) -> str | None:
 
 
 def unpacked(batch: Any) -> list[Any]:
-    """Return a mini-batch as a list: inputs, labels and all further values; named inputs as one batch."""
+    """Return a mini-batch as a list: inputs (a mapping becomes ``NamedTensors``), labels and all further values."""
     if isinstance(batch, Mapping):
         batch = [*parted(batch), *([batch[_TASK]] if _TASK in batch else [])]
     x, *rest = batch
@@ -181,14 +181,14 @@ def unpacked(batch: Any) -> list[Any]:
 
 
 def targets_of(experience: Any) -> Tensor:
-    """Return the labels of an experience's samples, in order, int64 ``(n,)``, without loading a sample."""
+    """Return the labels of an experience's samples, in sample order, int64 ``(n,)``, without loading a sample."""
     held = getattr(experience, "targets", None)  # Avalanche's own sequence reads each label separately
     labels = experience.dataset.targets if held is None else held
     return torch.tensor([int(label) for label in labels], dtype=torch.int64)
 
 
 def labels_fingerprint(experience: Any, before: str = "") -> str:
-    """Return the SHA-256 of an experience's class labels and of ``before``, the result for its task's earlier data."""
+    """Return the SHA-256 of an experience's class labels and of ``before``, the hash of the task's earlier parts."""
     labels = targets_of(experience)
     digest = hashlib.sha256(f"{before}{len(labels)}:".encode())
     digest.update(labels.numpy().tobytes())
@@ -196,7 +196,7 @@ def labels_fingerprint(experience: Any, before: str = "") -> str:
 
 
 def of_whole(experience: Any, name: str, default: Any) -> Any:
-    """Return the attribute ``name`` of an experience or, if missing, of the experience it was split from."""
+    """Return the attribute ``name`` of an experience, else of the experience it was split from, else ``default``."""
     origin: Any = vars(experience).get("origin_experience")  # hidden from trainings, in a wrapper
     return getattr(experience, name, getattr(getattr(origin, "value", origin), name, default))
 

@@ -38,7 +38,7 @@ class Images:
         return self.train[1].unique().tolist()
 
     def subset(self, n_train: int | None, n_test: int | None, seed: int) -> "Images":
-        """Return ``n_train`` and ``n_test`` of the images, stratified by class and drawn by ``seed``; None: all."""
+        """Return stratified subsets of ``n_train`` and ``n_test`` images (None: all), drawn by ``seed``."""
         return replace(
             self,
             train=_kept(self.train, n_train, seed, "n_train"),
@@ -115,7 +115,7 @@ def drawn(labels: Tensor, quotas: Mapping[int, int], seed: int, *purpose: int | 
 
 
 def _quotas(counts: list[int], n: int) -> list[int]:
-    """Divide ``n`` among classes in proportion to ``counts`` (largest remainders, integers: equal on all machines)."""
+    """Divide ``n`` among classes in proportion to ``counts``. Integer arithmetic: equal results on all machines."""
     total = sum(counts)
     quotas = [count * n // total for count in counts]
     by_remainder = sorted(range(len(counts)), key=lambda i: -(counts[i] * n % total))

@@ -1,4 +1,4 @@
-"""Unlearning requests as attributes of experiences, checked when a benchmark is built; streams without some samples."""
+"""Unlearning requests as attributes of experiences, and copies of benchmarks without requests or samples."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
@@ -87,7 +87,7 @@ class UnlearningRequest:
         return () if self.is_partial else self.tasks
 
     def event(self, task: int) -> str:
-        """Return the moment of the request as text, e.g. ``after task 3``; ``task``: label of its experience."""
+        """Return the moment as text, e.g. ``after task 3``; ``task``: task label of the experience with the request."""
         return f"iteration {self.iteration} of task {task}" if self.when == "iteration" else f"{self.when} task {task}"
 
 
@@ -100,7 +100,7 @@ def with_unlearning(
     permanent: Iterable[int] = (),
     deadline: int | None = None,
 ) -> CLScenario:
-    """Return a copy of a benchmark with unlearning requests on its train experiences; the given one does not change.
+    """Return a copy of a benchmark with unlearning requests on its train experiences; the original does not change.
 
     Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in firing order:
     before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). Requests of the given benchmark
@@ -149,7 +149,7 @@ def with_unlearning(
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
-    """Raise RequestError if a request names samples or classes that its ``task`` (``n``, ``classes``) does not have."""
+    """Raise RequestError if a request names samples or classes that ``task`` lacks (it has ``n`` and ``classes``)."""
     wrong = [at for at in request.samples if at >= n]
     if wrong:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
@@ -182,13 +182,13 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
 
 
 def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
-    """Return a benchmark with only the train experiences at ``positions``, in this order; the test stream stays."""
+    """Return a benchmark with only the train experiences at ``positions``, in this order, and the same test stream."""
     train = EagerCLStream("train", [own_copy(benchmark.train_stream[position]) for position in positions])
     return scenario_like(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Return one experience with the data of all ``parts`` of a task, in order."""
+    """Return one experience with the data of all ``parts`` of a task, in the order of the parts."""
     if len(parts) == 1:
         return parts[0]
     twin = own_copy(max(parts, key=lambda part: len(of_whole(part, "original_classes", ()))))
@@ -198,7 +198,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
-    """Find consecutive experiences whose joint labels have this fingerprint; return them as one experience, or None."""
+    """Return consecutive experiences, if their labels have the hash ``fingerprint``, as one experience; else None."""
     for start in range(len(experiences)):
         before = ""
         for end, part in enumerate(experiences[start:], start + 1):
@@ -209,7 +209,7 @@ def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
 
 
 def experience_without(experience: Any, positions: Collection[int]) -> Any:
-    """Return a copy of an experience without the samples at ``positions`` and without requests; labels stay.
+    """Return a copy of an experience without the samples at ``positions`` and without requests; labels do not change.
 
     Attribute ``closed_classes`` of the copy: classes that lost all of their samples; their rows of the head stay, but
     are closed. Attribute ``left_out``: the positions.
@@ -254,7 +254,7 @@ def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield (trained tasks, remaining tasks) after each experience and its requests, in order of last training."""
+    """Yield (trained tasks, remaining tasks) after each experience and its requests, both in order of last training."""
     trained: list[int] = []
     gone: set[int] = set()
     for experience in stream:
@@ -271,7 +271,7 @@ def _scheduled(
     declared: frozenset[int],
     deadline: int | None,
 ) -> CLScenario:
-    """Return a copy of the benchmark with exactly these requests (per position), permanent tasks and deadline."""
+    """Return a copy of the benchmark with exactly these requests (by position), permanent tasks and deadline."""
     streams = [EagerCLStream(name, [own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = scenario_like(benchmark, streams)
     for stream in streams:
@@ -374,7 +374,7 @@ def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
 def rehearse(
     ledger: TaskLedger, task: int, due: Iterable[UnlearningRequest], known: Sequence[int], *, permanent: bool
 ) -> None:
-    """Register one training and its requests in ``ledger``, in the order of a run; RequestError if one is invalid."""
+    """Enter a task's training and its requests in ``ledger``, as a run would; RequestError if a request is invalid."""
     due = tuple(due)
     for request in due:
         if request.when == "iteration" and task in request.tasks:

@@ -16,7 +16,7 @@ _LABELLED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def own_copy(experience: CLExperience) -> CLExperience:
-    """Return a copy of an experience that can be placed in another stream without a change of the original."""
+    """Return a copy of an experience that can join another stream without a change of the original."""
     twin = copy(experience)
     for name, value in list(vars(twin).items()):
         if isinstance(value, ExperienceAttribute):
@@ -42,7 +42,7 @@ def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
 
 
 def labelled(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
-    """Return experiences with task labels: the given ones, or labelled copies; ``parts`` allows parts of tasks."""
+    """Return the experiences, or copies with task labels; ``parts``: experiences may contain only a part of a task."""
     found = []
     for experience in experiences:
         stream = stream_of(experience)
@@ -92,7 +92,7 @@ def labelled_stream(stream: Any) -> Any:
 
 
 def _refuse_unlabelled(stream: Any, experiences: Sequence[Any]) -> None:
-    """Raise TaskError for a class-incremental (no class in two experiences) or domain-incremental stream."""
+    """Raise TaskError for a class-incremental stream (no class in two experiences) or a domain-incremental one."""
     classes = []
     for place, experience in enumerate(experiences):
         targets = getattr(experience.dataset, "targets", None)

@@ -67,7 +67,7 @@ class TaskExperience(DatasetExperience):
         return self.tensors_at(None)
 
     def tensors_at(self, where: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Return :attr:`tensors` of the samples at positions ``where``, int64 (n,); None: of all samples."""
+        """Return (x, y) of all samples or those at positions ``where``, int64 (n,); None if x is not a tensor."""
         return self.samples.tensors(where) if isinstance(self.samples, TensorTask) else None
 
     @property
@@ -223,7 +223,7 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
 
 
 def _labels_of(data: Data, name: str) -> Tensor:
-    """Return the labels of a tensor pair or data set, in its order, int64 ``(n,)``."""
+    """Return the labels of a tensor pair or data set, in the order of its samples, int64 ``(n,)``."""
     if isinstance(data, tuple):
         length = len(data[0])
         labels = _as_int64(data[1], name)

@@ -1,1 +1,1 @@
-"""Optional parts: baselines, additional metrics, data streams, shadow copies and repair."""
+"""Optional parts: baselines, metrics, data streams, and compensation of an unlearning by shadow copies or repair."""

@@ -77,11 +77,11 @@ class AccuracyDifference(CallbackMetric):
         self._heads: dict[int, tuple[Tensor, Tensor] | None] = {}
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Before a task's training: check that the references are trained on the same data as the run."""
+        """Before a training: check that the run and the references (retrained models) have the same training data."""
         self.references.check(strategy.experience)
 
     def before_eval(self, strategy: Strategy) -> None:
-        """Before an evaluation: check that the run's labels are those of the references' data, and reset all counts."""
+        """Before an evaluation: check that run and references have the same training labels, and reset all counts."""
         self.references.trained(unlearning_of(strategy))
         self.reset()
 
@@ -109,7 +109,7 @@ class AccuracyDifference(CallbackMetric):
         self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return accuracies and differences per task, and their means; None if there are none."""
+        """After an evaluation: return accuracies and differences, per task and as means; None if no task was tested."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         if "reference" in self._right:
             prove_in_passing(strategy, self.references)
@@ -127,7 +127,7 @@ class AccuracyDifference(CallbackMetric):
         return values or None
 
     def _fitted(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
-        """Return weight and bias of a task's head fitted again to the full model's features; None if the fit fails."""
+        """Return (weight, bias) of a task's head, fitted again to the full model's features; None if the fit fails."""
         x, y = some_task_data(self.references.train_experience(task), self.samples)
         try:
             return fit_head(task_features(full, x, task).double(), y, int(y.max()) + 1)

@@ -132,7 +132,7 @@ class AccuracyMatrix(CallbackMetric):
             self._seen[task] += int(of_task.sum())
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: add a row and return its metrics; None without samples or if a task is in training."""
+        """After an evaluation: add a row and return its metrics. None: no sample counted, or a task in training."""
         holder, trains = unlearning_of(strategy) or strategy.model, self._trains
         if hasattr(holder, "current_task"):
             trains = holder.current_task is not None or is_finishing(strategy)
@@ -165,7 +165,7 @@ class AccuracyMatrix(CallbackMetric):
 
 
 def _moment(strategy: Strategy) -> tuple[int, int]:
-    """Return the number of finished trainings, and the number of finished unlearnings."""
+    """Return (number of finished trainings, number of finished unlearnings)."""
     plugin = unlearning_of(strategy)
     if plugin is not None:
         return plugin.ledger.n_trained, len(plugin.records)

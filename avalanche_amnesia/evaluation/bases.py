@@ -73,7 +73,7 @@ class EventMetric(CallbackMetric, ABC):
 
     @abstractmethod
     def named(self, strategy: Strategy) -> Mapping[str, Any]:
-        """Return value name → current value, None for a missing value."""
+        """Return metric name → current value (None: no value)."""
 
 
 class ProbingMetric(CallbackMetric, ABC):
@@ -89,7 +89,7 @@ class ProbingMetric(CallbackMetric, ABC):
         self._loaded: dict[int, Any] = {}
 
     def state(self) -> dict[int, Any]:
-        """Return the state to save: task → tensors of its probe."""
+        """Return the state to save: task → tensors of its probe (copied mask and head)."""
         return {task: probe.state() for task, probe in self.probes.items()}
 
     def load_state(self, state: Any) -> None:
@@ -97,12 +97,12 @@ class ProbingMetric(CallbackMetric, ABC):
         self._loaded = dict(state)
 
     def after_loading(self, strategy: Strategy) -> None:
-        """After the strategy is loaded: build the loaded probes, with heads and norms of the model's own classes."""
+        """After loading a strategy: build its probes, with heads and norms of the same classes as the model's."""
         self.probes = {task: Probe.from_state(held, strategy.model) for task, held in self._loaded.items()}
         self._loaded = {}
 
     def before_unlearning(self, strategy: Strategy) -> None:
-        """Before an unlearning: copy masks and heads of the requested tasks if the plugin allows probes."""
+        """Before an unlearning: copy masks and heads of the requested tasks, unless the plugin keeps no probes."""
         plugin = unlearning_of(strategy)
         assert plugin.current is not None
         for task in plugin.current.tasks:
@@ -110,16 +110,16 @@ class ProbingMetric(CallbackMetric, ABC):
         self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
 
     def after_unlearning(self, strategy: Strategy) -> None:
-        """After an unlearning: store the probes copied before it."""
+        """After an unlearning: store the probes (copied masks and heads) of the unlearned tasks."""
         self.probes |= self._taken
         self._taken = {}
 
     def after_training_exp(self, strategy: Strategy) -> None:
-        """After a task's training: delete the probe that the task had from an earlier unlearning."""
+        """After a task's training: delete the probe (copied mask and head) from an earlier unlearning of the task."""
         self.probes.pop(int(strategy.experience.task_label), None)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return the metric's values, or None during a task and before the first unlearning."""
+        """After an evaluation: return the metric's values; None during a training and before the first unlearning."""
         plugin = unlearning_of(strategy)
         gone = plugin.ledger.unlearned or (self.of_parts and plugin.forgotten.hashes)
         if plugin.current_task is not None or not gone:
@@ -137,7 +137,7 @@ class ProbingMetric(CallbackMetric, ABC):
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
-        """Return features ``(n, features)`` of a task's inputs ``x`` in ``model``, on the CPU; None without a mask.
+        """Return ``model``'s features ``(n, features)`` of a task's inputs, on the CPU; None if a mask is missing.
 
         Kinds of probes: see :class:`FeatureDistance`; ``none`` uses the normalisation from before the first task. A
         remaining task's own mask and norms are the main model's; without masks, ``own`` uses the task's norms.
@@ -164,12 +164,12 @@ class ProbingMetric(CallbackMetric, ABC):
             return probe.head.cpu()(features)
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Delete all probes."""
+        """Delete all probes (copied masks and heads)."""
         self.probes.clear()
 
 
 class ReferenceMetric(ProbingMetric):
-    """Base of metrics with one number per unlearned task for the main model and for each reference model."""
+    """Base of metrics with one number per unlearned task, for the main model and each reference (retrained) model."""
 
     def __init__(self, references: References | None) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class ReferenceMetric(ProbingMetric):
         self.variants: dict[str, Expected] = {}
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Before a task's training: check that the references are trained on the same data as the run."""
+        """Before a training: check that the run and the references (retrained models) have the same training data."""
         if self.references is not None:
             self.references.check(strategy.experience)
 
@@ -209,7 +209,7 @@ class ReferenceMetric(ProbingMetric):
 
     @abstractmethod
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the metric of one task in one of :meth:`models`, or None if the task has no probe."""
+        """Return the metric of a task in ``model``, or None if the task has no probe (copied mask and head)."""
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
         """Return further metric values computed from ``read``: name suffix of the model → task → number."""
@@ -217,7 +217,7 @@ class ReferenceMetric(ProbingMetric):
 
 
 class ComparedMetric(ReferenceMetric):
-    """Base of metrics with a number in [0, 1] per unlearned task, also for the retrained model (suffix ``_reference``).
+    """Base of metrics in [0, 1] per unlearned task, on the main and on the retrained model (suffix ``_reference``).
 
     Args:
         benchmark: benchmark of the run; its streams contain the unlearned tasks' data.
@@ -247,7 +247,7 @@ class ComparedMetric(ReferenceMetric):
 
 
 class FeatureDistance(ReferenceMetric):
-    """Base of metrics: distance between features of the main model and of the retrained model on tasks' test data.
+    """Base of metrics: distance between the main and the retrained model's features of tasks' test data.
 
     Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
     tasks, from the first unlearning on, per task and as their mean, as ``<name>_<probe>`` and
@@ -311,14 +311,14 @@ class FeatureDistance(ReferenceMetric):
         return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the distance of a task's features between ``model`` and the reference; None without a mask."""
+        """Return the distance of a task's features in ``model`` and in the reference; None if a mask is missing."""
         x, _ = task_data(by_task_label(self.references.benchmark.test_stream)[task])
         both = (model, self._beside.reference(remaining))
         ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return as metric values distance ÷ noise floor ``order``, per task and of the means; none without it."""
+        """Return distance ÷ ``order`` noise floor, per task and of the means, as metric values; empty without it."""
         by_task, floors = read[""], read.get("_floor_order")
         if floors is None:
             return []
@@ -338,7 +338,7 @@ def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
 
 
 def prove_in_passing(strategy: Strategy, references: References) -> None:
-    """Prove the last unlearning record, unless proved, by a reference model that a metric needs anyway."""
+    """Prove the last record by a reference model that a metric needs anyway; do nothing if it is already proved."""
     plugin = unlearning_of(strategy)
     if not references.in_passing or not plugin.records or plugin.records[-1].proof is not None:
         return

@@ -14,7 +14,7 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
 def network_capacity(strategy: Strategy) -> float | None:
-    """Return the mean fraction of an update that a next task can apply to the backbone: 1 all free, 0 all used.
+    """Return the mean fraction of its updates that a next task can apply to the backbone: 1 all free, 0 all used.
 
     AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the fraction at a weight is
     ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. If the strategy has ``locked`` tasks, only their
@@ -60,7 +60,7 @@ class Capacity(EventMetric):
         return self.emit(strategy, named)
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
-        """Return value name → current value: capacity, bytes of trajectory, mask use per layer, and mask bits."""
+        """Return metric name → current value: capacity, bytes of trajectory, mask use per layer, and mask bits."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
         if isinstance(model, TaskMaskedModel):

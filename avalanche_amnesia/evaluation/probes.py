@@ -32,18 +32,18 @@ _WITH_NORMS = (TaskMaskedModel, TaskNormModel)
 
 @dataclass(frozen=True)
 class Probe:
-    """Copy of an unlearned task's mask (None for models without masks) and of its head with its norms (or None)."""
+    """Copy of an unlearned task's mask, and of its head with norms; None for a part that the model lacks."""
 
     mask: Tensor | None
     head: nn.Module | None
 
     @property
     def parts(self) -> nn.Module | None:
-        """Return the norms in the head, or None if it has none."""
+        """Return the norms stored in the head, or None if the head has none."""
         return getattr(self.head, "own", None)
 
     def state(self) -> dict[str, Any]:
-        """Return the probe as tensors: its mask, and the state dict of its head."""
+        """Return the probe's tensors: the mask, and the state dict of the head."""
         return {"mask": self.mask, "head": None if self.head is None else dict(self.head.state_dict())}
 
     @classmethod

@@ -14,7 +14,7 @@ from avalanche_amnesia.processes import of_first
 
 
 def refuse_approximate(record: UnlearningRecord) -> None:
-    """Raise RequestError if a record's claim is ``approximate``, because then a retrained model may have other bits."""
+    """Raise RequestError if a record's claim is ``approximate``: a retrained model may then have other bits."""
     if record.claim == "approximate":
         raise RequestError(
             f"this record is approximate ({record.reasons[0]}): only exact and conditional records can be proved; "
@@ -23,7 +23,7 @@ def refuse_approximate(record: UnlearningRecord) -> None:
 
 
 def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn.Module) -> tuple[int, ...]:
-    """Return ``tasks``, or all ``remaining`` tasks if empty, in training order; RequestError if only all can be proved.
+    """Return the tasks to prove, in training order: ``tasks``, or all ``remaining`` if empty; or raise RequestError.
 
     ``model`` is a new model of the strategy.
     """
@@ -46,7 +46,7 @@ def proved(
     apart: bool,
     seconds: float,
 ) -> UnlearningRecord:
-    """Return a record with its proof; raise ProofError if a tensor of the retrained model has other bits.
+    """Return the record with its proof; raise ProofError if a tensor's bits differ from the retrained model's.
 
     Compared are the tensors of ``tasks``, and those that belong to no task, with the ``hashes`` of the model, by name.
     ``apart`` and ``seconds`` are those of :class:`Proof`.

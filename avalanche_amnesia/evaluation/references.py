@@ -41,11 +41,11 @@ _QUIET = (MaskWarning, CapacityWarning)
 
 
 class ReferencesError(ValueError):
-    """Error if ``make_strategy``, the benchmark or the run does not fit the references; the message has the reason."""
+    """Error if ``make_strategy``, the benchmark or the run does not fit the references (retrained models)."""
 
 
 class References:
-    """Trainer and store of reference models, one per sequence of remaining tasks, and of full models.
+    """Trainer and store of reference models (retrained on the remaining tasks) and full models (nothing unlearned).
 
     A reference is trained by a fresh strategy on the benchmark's experiences without their requests. As every draw
     of a task derives from (seed, task), two runs that begin with the same tasks share those bits. The shared tasks are
@@ -126,7 +126,7 @@ class References:
         return self
 
     def check(self, experience: Any) -> None:
-        """Raise ReferencesError unless an experience has the same data, permanence and deadline as in this benchmark.
+        """Raise ReferencesError unless an experience's data, permanence and deadline equal those in this benchmark.
 
         Labels and a few samples, with evaluation transforms, are compared. The first successful call starts the
         workers, if there are any and a metric has announced models; later calls warn if a worker failed.
@@ -186,7 +186,7 @@ class References:
         return self._models[variant, path]
 
     def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
-        """Store a model, trained elsewhere on ``tasks`` in this order, as their reference.
+        """Store a model, trained elsewhere on ``tasks`` in this order, as the reference for these tasks.
 
         The model is from a strategy that ``make_strategy`` made. It is stored without a copy, in evaluation mode.
         ``variant``: as of :meth:`reference`.
@@ -208,7 +208,7 @@ class References:
         return self.reference(tasks, self._full_variant)
 
     def seconds(self, remaining_tasks: Sequence[int]) -> float:
-        """Return the wall-clock seconds of training the reference of ``remaining_tasks`` from the beginning.
+        """Return the wall-clock seconds of training the reference (model trained only on ``remaining_tasks``).
 
         Trainings that several references share were computed once, and count in each reference.
         """
@@ -219,7 +219,7 @@ class References:
     def prove(
         self, record: UnlearningRecord, *, tasks: Iterable[int] = (), strategy: Strategy | None = None
     ) -> UnlearningRecord:
-        """Train the remaining tasks of a record again, compare all tensors bit by bit, and return the proved record.
+        """Train a record's remaining tasks again, compare all tensors bit by bit, and return the record with the proof.
 
         ``TaskStrategy.prove`` and ``UnlearningPlugin.prove`` do so with the last record of a strategy, and store the
         result.
@@ -263,7 +263,7 @@ class References:
         return proved(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
 
     def _check_settings(self, made: Strategy, strategy: Strategy) -> None:
-        """Raise ReferencesError if ``strategy`` and ``made``, a result of ``make_strategy``, have unequal settings."""
+        """Raise ReferencesError if ``strategy`` and ``made`` (built by ``make_strategy``) have different settings."""
         new, old = (
             learning_settings(each, [p for p in each.plugins if not getattr(p, "answers_requests", False)])
             for each in (made, strategy)
@@ -275,13 +275,13 @@ class References:
             )
 
     def _may_be_read(self, task: int, made: Strategy) -> bool:
-        """Return True if the training of another task may read the weights of ``task``."""
+        """Return True if another task's training may use the weights of ``task``, which is or may become permanent."""
         experience, plugin = self.train_experience(task), unlearning_of(made)
         deadlines = getattr(experience, "deadline", None), getattr(plugin, "deadline", None)
         return getattr(experience, "permanent", False) or any(deadlines)
 
     def without(self, left_out: Mapping[int, Collection[int]]) -> References:
-        """Return references to the benchmark without the samples in ``left_out``; a later call returns the same object.
+        """Return references to the benchmark without the samples in ``left_out``; equal calls return the same object.
 
         Args:
             left_out: task → positions in its training data, from 0; without any position this object is returned.
@@ -293,7 +293,7 @@ class References:
         return self._with(key, lambda task, positions: experience_without(self.train_experience(task), positions))
 
     def _with(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
-        """Return references with the data ``experience_of(task, what)`` for each pair (task, what) in ``key``."""
+        """Return references in which ``experience_of(task, what)`` replaces a task's data, for each pair in ``key``."""
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
             empty: Any = {name: {} for name in ("_models", "_seconds", "_runs", "_without", "_company")}
@@ -302,7 +302,7 @@ class References:
         return self._without[key] if key else self
 
     def trained(self, plugin: Any) -> References:
-        """Return references for exactly the data that the run of ``plugin`` learned; ReferencesError if unknown."""
+        """Return references for exactly the data that the run of ``plugin`` learned; ReferencesError if not found."""
         for task, digest in plugin.data.items():
             self.train_experience(task)
             if (task, digest) not in self._trained:
@@ -313,7 +313,7 @@ class References:
         return self._with(key, lambda *of: self._trained[of])
 
     def of(self, plugin: Any) -> References:
-        """Return references for the data that the run of ``plugin`` learned, without its unlearned samples."""
+        """Return references for the data that the run of ``plugin`` learned, without samples unlearned in this run."""
         here = self.trained(plugin)
         sizes = {task: len(experience.dataset) for task, experience in here._experiences.items()}
         return here.without(plugin.forgotten.left_out(sizes))
@@ -323,7 +323,7 @@ class References:
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
-        """Return (variant, tasks) of each reference model that metrics will need during the train stream."""
+        """Return a list of (variant, tasks), one per reference model that metrics will need during the train stream."""
         paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:  # before the first unlearning metrics have nothing to compare
@@ -332,7 +332,7 @@ class References:
         return list(dict.fromkeys(paths))
 
     def _train_ahead(self) -> None:
-        """Let workers train references in advance: start the workers once; in later calls, warn if one failed."""
+        """Start the workers that train references in advance. In later calls, only warn if a worker has failed."""
         if self._ahead:
             error = self.workers.failure()
             if error is not None:
@@ -348,7 +348,7 @@ class References:
         self._ahead = True
 
     def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:
-        """Train the tasks of ``path`` one after another, and return the run with the trained strategy."""
+        """Train the tasks of ``path`` one after another; return the run, with the trained model in ``run.strategy``."""
         run = self._runs.pop(variant, None)  # removed while it trains: an interrupted run is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
             run = self._begin(variant)
@@ -370,7 +370,7 @@ class References:
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
     def fresh_strategy(self, variant: Expected = "same") -> Any:
-        """Return a new strategy from ``make_strategy`` to train a reference; ReferencesError if it is unsuitable."""
+        """Return a new strategy that will train a reference; ReferencesError if ``make_strategy`` is unsuitable."""
         # No metrics: the run's metrics would need references. The logger writes nothing; without one Avalanche warns.
         strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[] if rank() else [BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):
@@ -391,7 +391,7 @@ class References:
 
 
 def _check_maker(make_strategy: object) -> None:
-    """Raise ReferencesError unless ``make_strategy`` can be called with ``evaluator=…``; it is not called."""
+    """Raise ReferencesError unless ``make_strategy`` accepts ``evaluator=…``; only its signature is checked."""
     wanted = "give a function, def make_strategy(**kwargs), that makes a new strategy with these keyword arguments"
     if isinstance(make_strategy, BaseTemplate) or not callable(make_strategy):
         raise ReferencesError(f"make_strategy={make_strategy!r} can't be called: {wanted}")
@@ -406,7 +406,7 @@ def _check_maker(make_strategy: object) -> None:
 
 
 def _pooled(strategy: Strategy) -> Any:
-    """Return the strategy's plugin that assigns weight pools to tasks, or None."""
+    """Return the strategy's plugin that assigns weight pools (parts of the weights) to tasks, or None."""
     return next((p for p in strategy.plugins if isinstance(getattr(p, "isolation", None), Pools)), None)
 
 

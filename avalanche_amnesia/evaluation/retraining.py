@@ -1,4 +1,4 @@
-"""Training of one strategy on several sequences of tasks; tasks at the start of two sequences are trained once."""
+"""Training of one strategy on several sequences of tasks; their common beginnings are trained only once."""
 
 import tempfile
 import warnings
@@ -14,7 +14,7 @@ from avalanche_amnesia.training.host.saving import encoded_state, give_state
 
 
 class Retraining:
-    """Run of a strategy without a shared store: the state after each task is a file in a temporary folder."""
+    """Training run of a strategy that saves the state after each task to a temporary folder (no shared store)."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -39,7 +39,7 @@ class Retraining:
         return self._strategy
 
     def train(self, experience: Any, **options: Any) -> None:
-        """Train the experience's task after the tasks in ``trained``, unless the same sequence was trained before."""
+        """Add the experience's task to ``trained``, and train the task unless this sequence was trained before."""
         path = (*self.trained, int(experience.task_label))
         if path not in self._seconds:
             strategy, started = self.strategy, perf_counter()

@@ -29,7 +29,7 @@ class UnlearnedAccuracy(ComparedMetric):
     helper = "unlearned_accuracy_metrics"
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the base class's models, and the reference with another data order if another metric needs it."""
+        """Yield the base class's models, and the reference with another data order if a further metric needs it."""
         yield from super().models(main, remaining)
         if self._beside is not None and ("order", tuple(remaining)) in self._beside.expected():
             yield "_floor_order", self._beside.reference(remaining, "order")
@@ -41,7 +41,7 @@ class UnlearnedAccuracy(ComparedMetric):
         return None if logits is None else accuracy(logits, y)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return chance accuracies of the measured tasks and their mean, and numbers of test samples and their sum."""
+        """Return metric values per task and for all tasks: chance accuracy (mean), number of test samples (sum)."""
         chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in read[""]}
         samples = {task: len(self.test_experiences[task].dataset) for task in read[""]}
         return [

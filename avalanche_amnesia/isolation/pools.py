@@ -26,7 +26,7 @@ class CapacityError(ValueError):
 
 
 class CapacityWarning(RuntimeWarning):
-    """Warning that a task still to come will find its slot (part of the weights) occupied by another task."""
+    """Warning that a later task will find its slot (part of the weights) occupied by another task."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Pools:
 
     @classmethod
     def planned(cls, benchmark: Any) -> Self:
-        """Return pools with as few slots as the requests of a stream allow.
+        """Return pools with as few slots (parts of the weights) as the requests of a stream allow.
 
         A task gets the first slot that is free when its training begins; a permanent one gets a new slot, which no
         other task gets. A slot is free again when its task is unlearned. With fewer slots each task has more weights.
@@ -83,7 +83,7 @@ class Pools:
         return cls(slots)
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
-        """Return a new task's :class:`Share`: its own weights, by its slot and ``seed``, and the tasks that it may use.
+        """Return a new task's :class:`Share`: its own weights, and the earlier tasks with weights that it may use.
 
         Raises:
             CapacityError: if another task occupies the share; nothing changed.
@@ -108,7 +108,7 @@ class Pools:
         return found
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
-        """Return the slots of all tasks in the stream on which the strategy trains now."""
+        """Return the slots (parts of the weights) of all tasks in the strategy's current stream."""
         # The ledger's deadline takes precedence: the user may have set one that differs from the stream's.
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
@@ -134,7 +134,7 @@ class StreamLayout:
 
     @classmethod
     def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
-        """Return the layout of the stream that an experience belongs to, or of the experience if it has no stream."""
+        """Return the layout of the stream that contains an experience, or of the experience if there is no stream."""
         stream = list(getattr(experience, "origin_stream", None) or [experience])  # also what a retrained model skips
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
@@ -148,7 +148,7 @@ class StreamLayout:
         return len(self.tasks) if self.given is None else self.given
 
     def slot(self, task: int) -> int:
-        """Return the slot number of a task; raise CapacityError if the task has no slot."""
+        """Return the slot number of a task; raise CapacityError if the task has no slot (part of the weights)."""
         if isinstance(self.given, Mapping):
             if task not in self.given:
                 raise CapacityError(f"task {task} has no slot: Pools(slots=…) names those of {sorted(self.given)}")
@@ -156,7 +156,7 @@ class StreamLayout:
         return sorted(self.tasks).index(task) if self.given is None else task % self.given
 
     def is_open(self, task: int, to: int) -> bool:
-        """Return True if task ``to`` may use the weights of an earlier task ``task``.
+        """Return True if the later task ``to`` may use the weights of ``task``.
 
         It may if the stream declares the earlier task permanent, or if that task is further back in the stream than the
         deadline. The answer is the same in a run that never saw the tasks between.
@@ -174,7 +174,7 @@ class StreamLayout:
 
 
 def departures(stream: Sequence[Any]) -> dict[int, int]:
-    """Return task → index of the last training before its removal, for each task that the stream will unlearn."""
+    """Return task → position of the last experience before its removal, for each task that the stream will unlearn."""
     gone: dict[int, int] = {}
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
@@ -188,7 +188,7 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
 
 
 def _warn_if_crowded(layout: StreamLayout) -> None:
-    """Warn, before the first training, if a later task of the stream will find its slot occupied."""
+    """Warn if a later task of the stream will find its slot (part of the weights) occupied by another task."""
     for position, task in enumerate(layout.tasks):
         remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.gone.get(t, position) >= position)
         there = [other for other in remaining if other != task and layout.slot(other) == layout.slot(task)]

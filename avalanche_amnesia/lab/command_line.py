@@ -338,7 +338,7 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
 
 
 def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[str]:
-    """Return the parts of a saved state that differ from an unlearning's record: tensors, updates, last record."""
+    """Return the tensors and other parts of a saved state that differ from an unlearning's record, by name."""
     read_body(state)  # report a path without a state before importing torch
     from avalanche_amnesia.bits import state_hashes
     from avalanche_amnesia.saving.encoding import decode
@@ -567,7 +567,7 @@ def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the name and the help text of each setting of a dataclass."""
+    """Yield (name, help text) for each setting of a dataclass."""
     (_, texts), hints = _docstring_parts(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         name, hint = f"{before}{field.name}", hints[field.name]
@@ -585,7 +585,7 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _docstring_parts(thing: Any) -> tuple[str, dict[str, str]]:
-    """Return the first line of a docstring, and the texts of its arguments or attributes."""
+    """Return (first line of a docstring, name → text for its arguments or attributes)."""
     text = inspect.getdoc(thing) or ""
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE)
     return text.partition("\n")[0], {name: " ".join(words.split()) for name, words in entries}
@@ -652,7 +652,7 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
 
 
 def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by: Path | None) -> tuple[Any, Any, Any]:
-    """Build a strategy and load a saved state into it; return it with its unlearning plugin and the private key."""
+    """Build a strategy and load a saved state into it; return (strategy, its unlearning plugin, private key)."""
     key, public = _read_key(sign, "--sign"), _read_key(by, "--public-key")
     before = read_body(state)  # report a path without a state first
     refuse_foreign(into)

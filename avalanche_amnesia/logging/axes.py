@@ -13,7 +13,7 @@ UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")
 
 
 def axis_of(name: str, callback: str | None, origin: object = None) -> str:
-    """Return the x axis of a logged value: its metric's attribute ``axis``, or chosen by its name and the callback."""
+    """Return the x axis of a logged value: its metric's attribute ``axis``; if missing, by value name and callback."""
     own = getattr(origin, "axis", None)
     if own is not None:
         if own not in AXES:
@@ -66,7 +66,7 @@ class Position:
         return {ITERATION: self.iteration, TASK: self.task, EVENT: self.event}
 
     def _follow(self, strategy: Strategy) -> None:
-        """Copy the position from the strategy's state, because it may have been loaded or have discarded a task."""
+        """Copy the position from the strategy, which may have been loaded, or may have discarded a task."""
         plugin = unlearning_of(strategy)
         counter = strategy.clock.train_exp_counter
         if plugin is not None:
@@ -84,7 +84,7 @@ class Position:
 
 
 def _label_of(experience: Any, number: int) -> int:
-    """Return the label of an experience's task, or its number in the stream; see :class:`Position`."""
+    """Return an experience's task label, or the experience's number in the stream; see :class:`Position`."""
     labels = getattr(experience, "task_labels", None)
     stream: Any = getattr(experience, "origin_stream", None)
     in_stream = int(getattr(experience, "current_experience", number))

@@ -58,7 +58,7 @@ def _stream(strategy: Strategy) -> dict[str, Any]:
 
 
 def _in_words(request: Any, task: int) -> str:
-    """Return a request as text; samples only by their number, because their positions are private."""
+    """Return a request as text, with the number of samples but not their positions, because these are private."""
     parts = [f"{len(request.samples)} samples"] if request.samples else []
     parts += [f"classes {', '.join(map(str, request.classes))}"] if request.classes else []
     what = f"{' and '.join(parts)} of task {request.tasks[0]}" if parts else tasks_in_words(request.tasks)

@@ -32,11 +32,11 @@ class EventTable:
         self.changed = False
 
     def trained(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
-        """Add a row for a finished task; `remaining`: remaining tasks, or None if the strategy has no ledger."""
+        """Add a row for a finished task; `remaining`: the remaining tasks; None for a strategy without ledger."""
         self._begin({"event": event, "what": "trained", "task": task, "remaining": _listed(remaining)}, remaining)
 
     def unlearned(self, event: int, task: int, record: UnlearningRecord | None) -> None:
-        """Add a row for an unlearning; `record`: its record, or None if a plugin of another package unlearns."""
+        """Add a row for an unlearning. `record`: record of the unlearning; None for another package's plugin."""
         row: dict[str, Any] = {"event": event, "what": "unlearned", "task": task}
         if record is not None:
             gone = _listed(record.tasks) if record.task is None else gone_in_words(record.plan)

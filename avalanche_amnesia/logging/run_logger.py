@@ -30,7 +30,7 @@ def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
 
 
 class RunLogger(BaseLogger, ABC):
-    """Base of loggers that write metrics over `iteration`, `task` or `event` (see `axes.py`), and a table of events.
+    """Base of loggers that write a table of events, and metrics by `iteration`, `task` or `event` (see `axes.py`).
 
     All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
     strategy) is the logger itself. A run without a name is named after method and seed (see `configuration.py`).
@@ -93,7 +93,7 @@ class RunLogger(BaseLogger, ABC):
             self._log_rows([{EVENTS: self._events.table(), **self._position.on_axes()}], {EVENTS: EVENT})
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the run, also one that the caller made; return when all of it is stored. A second call does nothing."""
+        """End the run, even if the caller made it, and wait until it is stored. A second call does nothing."""
         if self._finished or self._writer is None:
             return
         self._write_pending()
@@ -152,7 +152,7 @@ class RunLogger(BaseLogger, ABC):
         writer.describe(settings, None if self._named else name)
 
     def _begin_event(self, callback: str, strategy: Strategy) -> None:
-        """Add the event's row to the table; at a task's end the ledger does not contain the task yet."""
+        """Add a row for the event to the table. At the end of a task, the ledger does not contain this task yet."""
         at, plugin = self._position, unlearning_of(strategy)
         if callback == "after_unlearning":
             self._events.unlearned(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
@@ -163,7 +163,7 @@ class RunLogger(BaseLogger, ABC):
         self._events.trained(at.event, at.task, remaining)
 
     def _unlearned(self, strategy: Strategy) -> None:
-        """Store the last unlearning's record as file and text, and remove its tasks' values from the summary."""
+        """Store the last record as file and text, and remove the unlearned tasks' values from the summary."""
         plugin = unlearning_of(strategy)
         if plugin is not None and plugin.records:
             writer, record = self._open(), plugin.records[-1]
@@ -173,7 +173,7 @@ class RunLogger(BaseLogger, ABC):
             writer.note({self._kept[0]: str(record)})
 
     def _proved(self, strategy: Strategy) -> None:
-        """Replace the last stored record if a proof changed it: it has the proof now, or the claim ``approximate``."""
+        """Replace the last stored record if a proof has changed it (added the proof, or made it ``approximate``)."""
         if self._kept is not None and (plugin := unlearning_of(strategy)).records[-1] != self._kept[1]:
             name, record = self._kept[0], plugin.records[-1]
             self._kept = name, record

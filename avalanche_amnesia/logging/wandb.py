@@ -152,7 +152,7 @@ class WandBLogger(RunLogger):
 
     @property
     def run(self) -> Any:
-        """Return the W&B run; raise RuntimeError if it is finished or if the logger was loaded without it."""
+        """Return the W&B run; raise RuntimeError if it is finished, or if the logger was loaded without a run."""
         return self._open().run
 
     def attach(self, run: Any) -> None:

@@ -33,7 +33,7 @@ _PERMUTATIONS = 32
 
 @dataclass(frozen=True)
 class Share:
-    """Description of the weights that a task may use: its own entries, and those of the permanent tasks in ``reads``.
+    """Weights that a task may use: its own part (slot) of every tensor, and the parts of the tasks in ``reads``.
 
     The partition of the entries is computed from (seed, tensor name) whenever it is needed, so it takes no memory.
     """
@@ -77,7 +77,7 @@ class Share:
 
 @lru_cache(maxsize=1024)  # small: a few rows per matrix
 def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw the partition of a tensor: some random orders of slots; for each row, its order and cyclic shift."""
+    """Draw a tensor's partition: return (some random orders of slots, each row's order, each row's cyclic shift)."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     random = np.random.RandomState(derive_seed(seed, "shares", name) % 2**32)
     ranks = np.stack([random.permutation(n_in) for _ in range(min(_PERMUTATIONS, n_rows))])
@@ -143,7 +143,7 @@ class DisjointModel(MultiHeadModel):
     # Shares ---------------------------------------------------------------------------------------------------
 
     def share(self, task: int) -> Share | None:
-        """Return the :class:`Share` of a task, or None if :meth:`deal` has not assigned one."""
+        """Return the :class:`Share` (usable weights) of a task, or None if :meth:`deal` has not assigned one."""
         held: TaskShare | None = self.task_parts(task)
         return None if held is None or held.dealt is None else held.share
 
@@ -171,7 +171,7 @@ class DisjointModel(MultiHeadModel):
         return dealt
 
     def describe(self, slots: int) -> str:
-        """Return a table of the backbone's parameters: the rule for each, and the number of entries per task.
+        """Return a table of the backbone's parameters: for each, the rule and the number of entries that a task owns.
 
         Args:
             slots: number of slots, see :class:`~avalanche_amnesia.isolation.Pools`, at least 1.
@@ -190,7 +190,7 @@ class DisjointModel(MultiHeadModel):
         return f"{table}\n{total:,} numbers per task, beside its head\n"
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the parameter that initialises a task's parameter ``name``; ``name`` if none does."""
+        """Return the name of the parameter that gives a task's parameter ``name`` its first values; else ``name``."""
         return re.sub(rf"^heads\.\d+\.own\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
@@ -206,7 +206,7 @@ class DisjointModel(MultiHeadModel):
     # Life of a task -------------------------------------------------------------------------------------------
 
     def fresh_parts(self) -> TaskShare:
-        """Return a copy of the backbone for a new task; :meth:`deal` restricts it to the task's share later."""
+        """Return a copy of the backbone for a new task; :meth:`deal` later restricts the copy to the task's weights."""
         self._opened = _Opened()  # frees memory for the new network
         return TaskShare(self.copied())
 
@@ -223,7 +223,7 @@ class DisjointModel(MultiHeadModel):
 
     @torch.no_grad()
     def deal(self, task: int, share: Share) -> dict[str, Tensor]:
-        """Restrict a new task's network to ``share``: initialise the task's own entries, set unused weights to +0.
+        """Restrict a task's network to its ``share`` of the weights: initialise own entries, set unused weights to +0.
 
         Own entries start from the backbone's values times ``1/√density``, for the density of entries that the task uses
         in the tensor.
@@ -250,14 +250,14 @@ class DisjointModel(MultiHeadModel):
         return owned
 
     def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Return positions (bool, of shape ``shape``) and values of a finished task's own entries in a parameter."""
+        """Return (bool tensor of positions, values) of a finished task's own entries in a parameter of ``shape``."""
         held: TaskShare = self.task_parts(task)
         values = held.entries.get_parameter(_flat(name)).detach()
         return held.share.owned(name, shape).to(values.device), values
 
     @torch.no_grad()
     def finish_task(self, task: int) -> None:
-        """Finish a task's training: replace the task's network by the entries that the task owns, and freeze them.
+        """Finish a task's training: replace the task's network by the task's own entries, and freeze these entries.
 
         Raises:
             ModelError: if forward passes changed a tensor that is no parameter, buffer or tensor attribute of a module,
@@ -286,7 +286,7 @@ class DisjointModel(MultiHeadModel):
         self.heads.finish(task)
 
     def _own_entries(self, network: nn.Module, share: Share, sites: Iterable[StateSite]) -> TaskShare:
-        """Return a TaskShare with copies of a task's own entries in ``network``, and of its tensors at ``sites``."""
+        """Return a TaskShare: copies of a task's entries in ``network``, and of non-parameter tensors at ``sites``."""
         kept, dealt = nn.Module(), self.dealt(share)
         for name, parameter in network.named_parameters():
             if name in self._learning:
@@ -393,7 +393,7 @@ class _Opened:
 
 
 def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
-    """Return the task, and ids and versions of all tensors that its network depends on, to detect later changes."""
+    """Return (task, ids and versions of all tensors that the task's network uses), to detect later changes."""
     held: TaskShare = model.task_parts(task)
     sources = (network, held, *map(model.task_parts, held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))

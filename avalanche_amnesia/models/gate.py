@@ -30,7 +30,7 @@ EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
 
 
 class ComputedUnits:
-    """Selection of the units that a training step computes, because units with a closed gate need no computation.
+    """Selection of the units that a training step computes: all except units with a closed gate.
 
     Every step checks the excluded units, and includes them again before their gates become nonzero. For a mask that no
     longer changes, exactly the closed units are excluded.
@@ -43,7 +43,7 @@ class ComputedUnits:
         self._looks = 0
 
     def leave_out(self, units: Tensor) -> None:
-        """From now on, compute all units except those where ``units``, bool ``(n_units,)``, is True."""
+        """Exclude the units where ``units``, bool ``(n_units,)``, is True, and compute all other units from now on."""
         if self._left_out is None or not torch.equal(units, self._left_out):
             self._left_out, self._bounds = units, torch.where(units, -FAR, math.inf)
             self.entries = self._entries_of(~units)
@@ -86,7 +86,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Compute and return ``a = σ(scale · embedding)``, ``(n_units,)``; ``learns``: leaves require gradients."""
+        """Compute and return ``a = σ(scale · embedding)``, ``(n_units,)``; ``learns``: leaves with gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)
@@ -108,7 +108,7 @@ class Gate:
         self._fixed_at = None
 
     def gradient(self) -> Tensor:
-        """Return the gradient of the loss with respect to ``a``, ``(n_units,)``; 0 for layers that got none."""
+        """Return the gradient of the loss with respect to ``a``, ``(n_units,)``; 0 for layers without a gradient."""
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:

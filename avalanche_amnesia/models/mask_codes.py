@@ -1,4 +1,4 @@
-"""Compression of the binary masks of many tasks, and of the scores of a trained task.
+"""Compression of the binary masks of many tasks, and of a trained task's weight scores.
 
 Masks of successive tasks are similar. So a weight's bits in eight tasks form one byte, and these bytes are
 Huffman-coded. Each further group of eight tasks is stored as its difference (XOR) to the mask before it.
@@ -40,7 +40,7 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
 
 
 def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int) -> Tensor:
-    """Compress scores ``(n,)`` to a uint8 tensor of ``bits - 1`` bits per score; the mask is one further bit."""
+    """Compress weight scores ``(n,)`` to uint8: ``bits - 1`` bits per score, because the mask takes one bit."""
     levels = 2 ** (bits - 1)
     code, tables = np.zeros(len(scores), dtype=np.uint8), []
     for group, values in _groups(scores.detach().abs().cpu(), mask.cpu(), sizes):
@@ -55,7 +55,7 @@ def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int)
 
 
 def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return approximate absolute scores ``(n,)`` from the result ``data`` of :func:`encode_scores` and its mask."""
+    """Return approximate absolute scores ``(n,)`` from ``mask`` and ``data``, a result of :func:`encode_scores`."""
     n, n_table = len(mask), 4 * 2 * len(sizes) * _QUANTILES
     coded = data.cpu().numpy()
     tables = coded[:n_table].view("<f4").reshape(-1, _QUANTILES)

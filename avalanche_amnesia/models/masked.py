@@ -101,7 +101,7 @@ class MaskedModel(TaskMaskedModel):
         return sum(self.sizes)
 
     def read_mask(self, mask: Tensor) -> LayerMasks:
-        """Convert a fixed mask over all units, ``(n_units,)``, to one mask per layer for the backbone's forward.
+        """Split a fixed mask over all units, ``(n_units,)``, into one mask per layer for the backbone's forward pass.
 
         Closed units are not computed, so features do not depend on them.
         """

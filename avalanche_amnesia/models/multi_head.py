@@ -103,7 +103,7 @@ class MultiHeadModel(MultiTaskModule):
         self._evaluated_untrained: dict[int, int] = {}
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the parameter that initialises a task's parameter ``name``; ``name`` if none does."""
+        """Return the name of the parameter that gives a task's parameter ``name`` its first values; else ``name``."""
         return name
 
     def free_share(self) -> float | None:
@@ -152,7 +152,7 @@ class MultiHeadModel(MultiTaskModule):
         return super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """Create and store a task's head ``features → n_classes``, randomly initialised, with its other modules."""
+        """Create and store a task's head ``features → n_classes``, randomly initialised, and its norms or network."""
         self.store_task(task, with_parts(self.new_head(n_classes), self.fresh_parts()))
 
     def store_task(self, task: int, head: nn.Module) -> None:
@@ -161,11 +161,11 @@ class MultiHeadModel(MultiTaskModule):
         self.known_train_tasks_labels.add(task)
 
     def fresh_parts(self) -> nn.Module | None:
-        """Return the modules of a new task except its head, with the backbone's values; None if there are none."""
+        """Return a new task's modules except the head, with the backbone's values; None if a task has only a head."""
         return None
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a task's modules except its head, into which ``saved`` (their ``state_dict``) can be loaded."""
+        """Return a task's modules except the head, so that the tensors in ``saved`` can be loaded into them."""
         return self.fresh_parts()
 
     def task_parts(self, task: int) -> Any:
@@ -285,7 +285,7 @@ class MultiHeadModel(MultiTaskModule):
         return logits if ridge is None else logits + ridge_scores(x, ridge).to(logits.dtype)
 
     def add_regression(self, task: int, ridge: Tensor) -> None:
-        """From now on, add the scores of ``ridge``, a result of ``fitted_ridge``, to the logits of ``task``."""
+        """Add the scores of ``ridge``, a result of ``fitted_ridge``, to all later logits of ``task``."""
         self.heads[task].register_buffer(_RIDGE, ridge)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -340,7 +340,7 @@ class MultiHeadModel(MultiTaskModule):
         return shapes(self.heads[task].state_dict()) == shapes(saved)
 
     def head_like(self, saved: Mapping[str, Tensor]) -> nn.Module:
-        """Return a new head, with a task's other modules in it, into which the tensors ``saved`` can be loaded."""
+        """Return a new head with a task's other modules, so that the tensors in ``saved`` can be loaded into it."""
         own = {name.removeprefix("own."): value for name, value in saved.items() if name.startswith("own.")}
         head = self.new_head(saved["weight"].shape[0])
         if _RIDGE in saved:
@@ -349,14 +349,14 @@ class MultiHeadModel(MultiTaskModule):
 
 
 def with_parts(head: nn.Module, parts: nn.Module | None) -> nn.Module:
-    """Return a copy of ``head`` that shares its tensors, and contains ``parts`` as its task's other modules."""
+    """Return a copy of ``head`` with the same tensors, and with ``parts`` as the task's other modules."""
     head = copy(head)  # a rollback may restore the given object
     head._modules = {} if parts is None else {"own": parts}
     return head
 
 
 def shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return name → shape for all values of a ``state_dict``; () for other values than tensors."""
+    """Return name → shape for all values of a ``state_dict``; the shape is () if a value is not a tensor."""
     return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 

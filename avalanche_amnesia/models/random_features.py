@@ -27,7 +27,7 @@ def random_features(x: Tensor, width: int) -> Tensor:
 
 
 def fitted_ridge(features: Tensor, labels: Tensor, n_classes: int, scale: float) -> Tensor:
-    """Fit a ridge regression; return ``scale`` times weights and bias (last), float16 ``(n_classes, width + 1)``.
+    """Fit a ridge regression; return ``scale`` × weights and (last column) bias, float16 ``(n_classes, width + 1)``.
 
     ``W = (Pᵀ P + λ I)⁻¹ Pᵀ Y`` of features ``P (n, width)`` and one-hot labels ``Y``, both centred, or the equal
     ``Pᵀ (P Pᵀ + λ I)⁻¹ Y`` if there are fewer samples than features. Not finite if features are not, or if float16

@@ -89,7 +89,7 @@ class SubnetModel(TaskMaskedModel):
         self._order = torch.tensor(self.masked_tasks, dtype=torch.int64, device=self._device)
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the mask for some scores: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.
+        """Return the mask for weight scores, float ``(n_weights,)``: 1 at a layer's ``k`` largest ``|score|``, else 0.
 
         Override this and :meth:`straight_through` for another rule.
 
@@ -104,7 +104,7 @@ class SubnetModel(TaskMaskedModel):
         return marks
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores' straight-through gradient ``of_mask ⊙ sign(scores)``, because ``|score|`` ranks weights.
+        """Return the straight-through gradient of the scores: ``of_mask ⊙ sign(scores)``, for masks by ``|score|``.
 
         The sign of 0 is -1 here; with sign 0, such a score would never change.
 
@@ -116,7 +116,7 @@ class SubnetModel(TaskMaskedModel):
         return _leaky_relu_backward(of_mask, scores.detach(), -1.0, False, grad_input=of_mask)
 
     def fresh_parts(self) -> OwnModules | None:
-        """Return a new task's copies of the backbone's norms and non-parameter tensors; None if there are none."""
+        """Return a new task's copies of the backbone's norms and non-parameter tensors; None if there are neither."""
         return self._copies.fresh()
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
@@ -138,11 +138,11 @@ class SubnetModel(TaskMaskedModel):
         self._in_training.open()
 
     def pass_gradients(self) -> None:
-        """Compute gradients of weights and scores after a backward pass: :meth:`OpenSubnet.pass_gradients`."""
+        """Compute the gradients of weights and scores after a backward pass; see :meth:`OpenSubnet.pass_gradients`."""
         self._in_training.pass_gradients()
 
     def finish_task(self, keep_scores: bool = True, score_bits: int | None = None) -> None:
-        """Finish the task in training: store its mask and, if ``keep_scores``, its scores.
+        """Finish the task in training: store its mask and, if ``keep_scores``, its weight scores.
 
         Args:
             keep_scores: whether to store the task's scores too, as start values of a later task's scores.
@@ -159,13 +159,13 @@ class SubnetModel(TaskMaskedModel):
         super()._end_training()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
-        """Return the tasks whose stored scores depend on ``tasks``: those trained from the first of them on."""
+        """Return the tasks with stored scores that depend on ``tasks``: the first of ``tasks``, and all later tasks."""
         order = self.masked_tasks
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
         return [task for task in order[first:] if task in self._learned]
 
     def last_scores(self) -> Tensor | None:
-        """Return a copy of the last trained task's scores, ``(n_weights,)``, or None if none are stored.
+        """Return a copy of the last trained task's weight scores, ``(n_weights,)``, or None if no scores are stored.
 
         After an unlearning, these are the scores of the last task trained before the first unlearned one.
         """
@@ -178,7 +178,7 @@ class SubnetModel(TaskMaskedModel):
         return kept.clone()
 
     def drop_scores(self, tasks: Sequence[int]) -> None:
-        """Delete the stored scores of ``tasks``."""
+        """Delete the stored weight scores of ``tasks``."""
         for task in set(self._learned.tasks).intersection(tasks):
             self._learned.drop(task)
 
@@ -196,7 +196,7 @@ class SubnetModel(TaskMaskedModel):
         return self._run(x, self._masked_weights(mask), parts, learns=False)
 
     def shared_state(self) -> list[str]:
-        """Return names of tensors, e.g. in lists or new attributes, that forward passes changed and all tasks share."""
+        """Return the names of tensors, e.g. in lists, that forward passes changed and that all tasks share."""
         return self._copies.shared()
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
@@ -215,7 +215,7 @@ class SubnetModel(TaskMaskedModel):
             return run_on(self.backbone, x)
 
     def mask_bits(self) -> float | None:
-        """Return the compressed size of all masks together, in bits per weight and task; None if there are no masks."""
+        """Return the compressed size of all masks together, in bits per weight and task; None without masks."""
         if not self.masked_tasks:
             return None
         code = encode_masks([self.binary_mask(task) for task in self.masked_tasks])

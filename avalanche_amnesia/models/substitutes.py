@@ -75,7 +75,7 @@ class TaskCopies:
         self._reshaped: set[str] = set()
 
     def fresh(self, saved: Collection[str] | None = None) -> OwnModules | None:
-        """Return a new task's copies of norms and tensors (only tensors in ``saved``, if given); None if none exist."""
+        """Return a new task's copies of norms and tensors (if given, only those in ``saved``), or None without any."""
         if not self.norms and not self.sites:
             return None
         copies = {name: deepcopy(norm) for name, norm in self.norms.items()}
@@ -162,12 +162,12 @@ _STATE = "/state"
 
 
 def _tensors_of(parts: Any) -> dict[str, Any]:
-    """Return a task's dict of tensors, site number → tensor, itself, not a copy; an empty dict if there is none."""
+    """Return a task's dict: site number → tensor, not copied; an empty dict if the task has no such tensors."""
     return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
 
 
 def outline(model: nn.Module) -> dict[str, Any]:
-    """Return name → shape and dtype (tensors that can be copied per task) or hash (other non-parameter tensors)."""
+    """Return name → (shape, dtype) for tensors that can be copied per task, name → hash for other non-parameters."""
     sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(model)}
     own = {id(parameter) for parameter in model.parameters()}  # a recurrent layer has them in a list too
     others = ((name, tensor) for name, tensor in _attributes(model) if name not in sites and id(tensor) not in own)

@@ -71,7 +71,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return Computed(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """Split ``vector``, ``(…, n)`` with one number per mask entry: return layer (or tensor) name → its numbers."""
+        """Split ``vector``, ``(…, n)``, with one number per mask entry: return layer (or tensor) name → numbers."""
         return MappingProxyType(dict(zip(self.graph.layers, vector.split(self.sizes, dim=-1), strict=True)))
 
     def binary_mask(self, task: int) -> Tensor:
@@ -102,7 +102,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Return the current mask of the task in training, bool ``(n,)``."""
 
     def mask_bits(self) -> float | None:
-        """Return the compressed size of all masks together, in bits per weight and task; None without a compression."""
+        """Return the compressed size of all masks, in bits per weight and task; None if masks are not compressed."""
         return None
 
     # Entries of the backbone ----------------------------------------------------------------------------------
@@ -121,13 +121,13 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return Computed(names, lambda name: reads[names[name]].expand(self.get_parameter(name).shape))
 
     def _mask_or_all(self, task: int) -> Tensor:
-        """Return a task's mask, bool ``(n,)``; all True if it has none (from a strategy without masks)."""
+        """Return a task's mask, bool ``(n,)``; all True if the task was trained by a strategy without masks."""
         if task == self.current_task or task in self._masks:
             return self.binary_mask(task)
         return torch.ones(sum(self.sizes), dtype=torch.bool, device=self._device)
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> frozenset[int]:
-        """Return those of ``tasks`` that use any of ``entries``, by their :meth:`entries_of`.
+        """Return the tasks in ``tasks`` that use any entry in ``entries``, according to :meth:`entries_of`.
 
         Args:
             entries: full parameter name → bool tensor of the parameter's shape; entries outside the backbone, and
@@ -151,7 +151,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     # Life of a task -------------------------------------------------------------------------------------------
 
     def set_trainable(self, task: int, learn: bool) -> None:
-        """Make a task's head and its other own modules trainable (``learn=True``) or frozen; clear their gradients."""
+        """Make a task's head and other modules trainable (``learn=True``) or frozen, and clear their gradients."""
         self.heads[task].requires_grad_(learn).zero_grad()
         parts = self.task_parts(task)
         if parts is not None:
@@ -192,7 +192,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return self._opened
 
     def learned_by_backward(self) -> list[Tensor]:
-        """Return the tensors that may get gradients: all parameters except the mask's, and the mask's leaf tensors."""
+        """Return the tensors that may get gradients: the mask's leaf tensors, and all parameters except the mask's."""
         learned = None if self._opened is None else getattr(self, self.learned_by)
         leaves = () if self._opened is None else self._opened.leaves.values()
         return [*(p for p in self.parameters() if p is not learned), *leaves]
@@ -218,7 +218,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._masks_changed()
 
     def _masks_changed(self) -> None:
-        """Increase :attr:`generation`, because the set of masks changed or a task's training began."""
+        """Increase :attr:`generation` after the set of masks has changed or a task's training has begun."""
         self.generation += 1
 
     def drop_current_task(self) -> None:
@@ -236,7 +236,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._masks_changed()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
-        """Return the tasks whose stored embedding or scores depend on those of ``tasks``."""
+        """Return the tasks with a stored embedding or scores that depend on the training of ``tasks``."""
         return [task for task in tasks if task in self._learned]
 
     @abstractmethod
@@ -254,7 +254,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Return the ``state_dict`` names of the buffers of ``tasks``, and of stored values that depend on them."""
+        """Return the ``state_dict`` names of buffers of ``tasks``, and of stored values that depend on these tasks."""
         going = dict.fromkeys(self._tensors, tasks) | {"_learned": self._learned_from(tasks)}
         tensors = [f"{name}.{task}" for name, of in going.items() for task in of if task in getattr(self, name)]
         return tensors + super().buffer_names(tasks)

@@ -47,7 +47,7 @@ class TaskNormModel(MultiHeadModel):
         return by_task(x, task, lambda samples, label: self.features_through(samples, self.task_parts(label)))
 
     def features_through(self, x: Tensor, norms: OwnModules | None) -> Tensor:
-        """Return features ``(batch, features)`` with a task's current or former norms; None: the original norms."""
+        """Return features ``(batch, features)`` with a task's present or past ``norms``; None: the backbone's norms."""
         # A teacher (LwF) is a copy in training mode that runs without gradients: its statistics must not change.
         with self._copies.in_place(norms, learns=False, norms_learn=torch.is_grad_enabled()):
             return run_on(self.backbone, x)

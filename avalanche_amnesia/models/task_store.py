@@ -1,4 +1,4 @@
-"""Stores of per-task modules and tensors in a model; those of finished tasks are not registered in torch.
+"""Stores of a model's per-task modules and tensors; objects of finished tasks are not registered in torch.
 
 If every task's modules stayed registered, each step, change of mode or copy of all parameters would become slower with
 every task. So only modules that may still be trained are registered in torch. Those of finished tasks are in a plain
@@ -58,7 +58,7 @@ class TaskStore(nn.Module):
         self._show(self._in_sight)
 
     def _show(self, parts: dict[str, Any]) -> None:
-        """Register exactly ``parts`` in torch; called at every change, because :func:`whole` may be interrupted."""
+        """Register exactly ``parts`` in torch. Every change repeats this, in case :func:`whole` was interrupted."""
         vars(self)[self.part] = parts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -41,7 +41,7 @@ class WeightCover:
     layers: Mapping[str, MaskedTensor]
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return parameter name → number of the ``masks`` that contain each entry, in the parameter's shape."""
+        """Return parameter name → tensor of its shape: the number of ``masks`` that contain each entry."""
         plain = [dict(mask) for mask in masks]  # a deep copy of the strategy can't copy mapping proxies
         return Computed(self.layers, partial(self._use, plain))
 

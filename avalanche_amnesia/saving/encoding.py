@@ -23,7 +23,7 @@ class Apart:
 
 
 def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
-    """Return a state as JSON values, and as one part for each file, with its tensors (not copies).
+    """Return (JSON values of a state, path → part for one file); parts share the state's tensors, without a copy.
 
     A value that JSON lacks becomes an object with one key that begins with ``$``: ``{"$tuple": […]}``. Other objects
     are not encoded, and decoding calls no function that a state names. An error lists the paths of unsupported values.

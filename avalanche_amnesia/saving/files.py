@@ -47,7 +47,7 @@ class Part(dict[str, "Tensor"]):
 
     @property
     def name(self) -> str:
-        """Return the name of the part's file: a hash of its JSON, its names and tensors."""
+        """Return the name of the part's file: a hash of the part's JSON, names and tensors."""
         from avalanche_amnesia.bits import state_hashes
 
         content = json.dumps([self.code, state_hashes(self)])
@@ -60,7 +60,7 @@ Parts = dict[str, Part]
 
 @contextmanager
 def as_state_error(path: Path, fault: str) -> Iterator[None]:
-    """Convert every error in the block, which reads or loads a state, to a StateError with the text ``fault``."""
+    """Convert every error in the block, which reads or loads a state, to a StateError that begins with ``fault``."""
     # Damaged or foreign files cause errors in JSON, safetensors, torch and every plugin.
     try:
         yield
@@ -73,7 +73,7 @@ def as_state_error(path: Path, fault: str) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an error of writing ``path`` in the block to an OSError that names the remedy."""
+    """Convert an error in the block, which writes ``path``, to an OSError that names the remedy."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -87,7 +87,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield temporary paths whose files replace the given ones, one after another, once all are on disk.
+    """Yield temporary paths. When all their files are on disk, move them to the given paths, one after another.
 
     If the process is killed, the old or the new file exists completely. A symbolic link is replaced, not followed.
     """
@@ -109,7 +109,7 @@ def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def _to_disk(path: Path, access: int = os.O_RDWR) -> None:
-    """Wait until a file, or with read access the list of a directory's files, is on disk."""
+    """Wait until a file is on disk or, with read access, a directory's list of files."""
     opened = os.open(path, access)
     try:
         os.fsync(opened)
@@ -221,14 +221,14 @@ def refuse_foreign(path: Path) -> None:
 
 
 def read_state(path: Path, blobs: Path | None = None, check: Check | None = None) -> tuple[dict[str, Any], Parts]:
-    """Return body and parts of the state in a directory; run no code from its files."""
+    """Return (body, parts) of the state in a directory; run no code from its files."""
     with locked(path, to_write=False):
         body, files = read_body(path, check)
         return body, {place: read_part((blobs or path) / name) for place, name in files.items()}
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the body of the state in a directory, and a dict: path in the state → name of the file with that part."""
+    """Return (body, path in the state → name of the file with that part) of the state in a directory."""
     file = path / STATE
     if not file.is_file():
         raise StateError(
@@ -284,7 +284,7 @@ def read_part(file: Path) -> Part:
 
 
 def part_of(content: bytes) -> Part:
-    """Parse the bytes of a safetensors file: return its tensors and its JSON."""
+    """Return the :class:`Part` (tensors and JSON) in the bytes of a safetensors file."""
     from safetensors.torch import load
 
     tensors, (size,) = load(content), struct.unpack("<Q", content[:8])

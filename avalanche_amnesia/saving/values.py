@@ -24,7 +24,7 @@ def checked(state: Any, /, **kinds: Any) -> list[Any]:
 
 
 def made(kind: type[Made], state: Any) -> Made:
-    """Create an object of a data class from ``state``, its attributes (``vars(value)``), after checking their types."""
+    """Create an object of the data class ``kind`` from its attributes ``state``, after checking their types."""
     hints = get_type_hints(kind)  # those of class variables among them
     names = [attribute.name for attribute in fields(kind)]  # type: ignore[arg-type]
     return kind(*checked(state, **{name: hints[name] for name in names}))

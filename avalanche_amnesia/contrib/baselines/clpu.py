@@ -56,7 +56,7 @@ class CLPUPlugin(MemoryPlugin):
         return [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
 
     def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
-        """Distil the side networks of tasks that can no longer be unlearned into the main network, and delete them."""
+        """Distil side networks of tasks that can't be unlearned now into the main network; delete these networks."""
         model = strategy.model
         for task in [t for t in model.tasks if t not in model.main_tasks and t not in unlearnable]:
             if model.main_tasks:
@@ -69,7 +69,7 @@ class CLPUPlugin(MemoryPlugin):
             follow_model(strategy, fresh=False)
 
     def _distil(self, model: SideNetworks, task: int) -> None:
-        """Train the main network on the stored samples and logits of all its tasks."""
+        """Train the main network on the stored samples and logits of all tasks in this network."""
         heads = [p for t in model.main_tasks for p in model.head(t).parameters()]
         optimizer = Adam([*model.backbone.parameters(), *heads], lr=self.merge_lr)
         training = model.training
@@ -147,7 +147,7 @@ class CLPUDERpp(TaskStrategy):
         )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent, and merge their side networks now, or at the end of a current training."""
+        """Declare remaining tasks permanent. Merge their side networks now, or after the training if one is running."""
         super().mark_permanent(tasks)
         if self._recorder.snapshot is None:
             self._networks.merge(self, self._unlearning().ledger.unlearnable)

@@ -88,12 +88,12 @@ class SideNetworks(NetworkPerTask):
         self._merged_late = torch.ones_like(self._merged_late)
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a network to load saved tensors into, or None for a main task, because it has no saved tensors."""
+        """Return a network to load the tensors ``saved`` into; None without tensors (a task in the main network)."""
         return self.fresh_parts() if saved else None
 
 
 class Independent(TaskStrategy):
-    """Strategy that trains a separate network for every task; unlearning a task deletes its network and is exact.
+    """Strategy that trains a separate network for every task. Unlearning deletes a task's network, and is exact.
 
     Args:
         model: a :class:`NetworkPerTask`.

@@ -1,4 +1,4 @@
-"""Baseline PALL: a subnetwork per task; unlearning resets its weights, and fine-tunes those that other tasks use."""
+"""Baseline PALL: a subnetwork per task; unlearning resets its weights, and fine-tunes the shared ones."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Unpack
@@ -26,7 +26,7 @@ _REPAIR_BATCH = 64
 
 
 class PALLPlugin(SubnetPlugin):
-    """Avalanche plugin of PALL: redraws scores and unused weights before a task, and fine-tunes after an unlearning.
+    """Avalanche plugin of PALL: redraws weight scores and unused weights before a task; fine-tunes after unlearning.
 
     Arguments and errors are those of :class:`PALL`; ``store`` is the trajectory: the updates of tasks and repairs.
     """
@@ -59,7 +59,7 @@ class PALLPlugin(SubnetPlugin):
         self.memory.load_state(memory)
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: prepare its mask, and draw all weights again that no remaining task uses."""
+        """Before a task's training: prepare its mask, and draw again all weights that no remaining task uses."""
         super().before_training_exp(strategy, **kwargs)
         model = self.model_of(strategy)
         drawn = model.by_layer(self._draw(model, "weights", model.current_task))
@@ -98,7 +98,7 @@ class PALLPlugin(SubnetPlugin):
         return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
 
     def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
-        """Return the reset entries that tasks with stored samples use (name → bool tensor), and the list of tasks."""
+        """Return (name → bool tensor of the reset entries that tasks with stored samples use, list of these tasks)."""
         readers = {}
         for task in model.masks:
             use = model.entries_of(task)

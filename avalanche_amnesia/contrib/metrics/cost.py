@@ -10,7 +10,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class UnlearningCost(CallbackMetric):
-    """Metric of the time of each unlearning, and of the time to train its reference from scratch.
+    """Metric of the seconds for each unlearning, and for training its reference (retrained model) from scratch.
 
     Emitted at the first evaluation after the unlearnings, in their order, as ``SecondsToUnlearn``, ``SecondsToRetrain``
     and ``TimesFaster`` (above 0, higher is better; not emitted if no task remains to retrain). These are wall-clock
@@ -39,11 +39,11 @@ class UnlearningCost(CallbackMetric):
         self._emitted = int(state)
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Before a task's training: check that the references are trained on the same data as this run."""
+        """Before a training: check that the run and the references (retrained models) have the same training data."""
         self.references.check(strategy.experience)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return seconds per unlearning not yet reported; None without any, or in a training."""
+        """After an evaluation: return times of new unlearnings. None: no new unlearning, or a task in training."""
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None

@@ -90,7 +90,7 @@ class MaskOverlap(EventMetric):
 
 
 class Owners(EventMetric):
-    """Metric of the shares of every layer that are free, shared, and used by only one remaining task.
+    """Metric of each layer's shares of units (or weights): free, shared, and used by only one remaining task.
 
     Each share is in [0, 1]; they add up to 1. Emitted after each task and unlearning as ``Owners/<layer>/free``,
     ``Owners/<layer>/shared`` and ``Owners/<layer>/Task000`` …: units of a masked model, weights of a SubnetModel.
@@ -120,7 +120,7 @@ def mask_overlap_metrics() -> list[MaskOverlap]:
 
 
 def owners_metrics() -> list[Owners]:
-    """Return the metric of each layer's shares: free, shared, or used by only one task."""
+    """Return the metric of each layer's shares of units (or weights): free, shared, or used by only one task."""
     return [Owners()]
 
 

@@ -119,7 +119,7 @@ class ForgottenSamples(ComparedMetric):
         return list(self._positions)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return accuracy or AUC on a task's unlearned samples; no AUC (None) without test samples of their classes."""
+        """Return accuracy or AUC on a task's unlearned samples. No AUC (None) if their classes have no test samples."""
         x, y = task_data(self.train_experiences[task], torch.tensor(self._positions[task]))
         logits = partial(in_batches, model, run=lambda part: model(part, task))
         if self.kind == "accuracy":

@@ -94,7 +94,7 @@ class RepairPlugin(MemoryPlugin):
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """Return the ``affected`` tasks that have samples and are ``tainted``: they learned from unlearned tasks."""
+        """Return the tasks in ``affected`` that have stored samples and learned from unlearned tasks (``tainted``)."""
         masked = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()
         able = {task for task, samples in self.memory.samples.items() if len(samples)}.intersection(masked, tainted)
         return tuple(task for task in affected if task in able)
@@ -115,7 +115,7 @@ class RepairPlugin(MemoryPlugin):
         before: dict[str, Tensor] | None,
         change: Transaction,
     ) -> RepairSummary:
-        """Train the tasks in ``tasks`` on their stored samples, and record the update in ``trajectory``.
+        """Train ``tasks`` on their stored samples, and record the update (change of parameters) in ``trajectory``.
 
         If a task is in training, the repair is made on ``before`` and its changes are added to the current values.
         """
@@ -154,7 +154,7 @@ class RepairPlugin(MemoryPlugin):
         compensated: Collection[int],
         free: Mapping[str, Tensor],
     ) -> int:
-        """Train heads, norms and the backbone entries ``free`` on samples of ``tasks``; return the number of steps."""
+        """Train heads, norms and backbone entries ``free`` on samples of ``tasks``; return the number of steps."""
         with preserved_rng(), evaluating(model):
             for task in tasks:
                 if task in compensated:  # stay close to its head and statistics, which were fitted to far more samples

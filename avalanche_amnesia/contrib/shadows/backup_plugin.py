@@ -1,4 +1,4 @@
-"""Plugin for compensation by shadow copies: weights trained on later tasks without an unlearnable task."""
+"""Plugin for compensation by shadows: weight copies that learn later tasks as if an earlier task were unlearned."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from avalanche_amnesia.transaction import Transaction
 
 @dataclass(frozen=True)
 class Backup:
-    """Stored result of one shadow: updates and norms of a task, learned without one earlier task."""
+    """Stored result of one shadow (weight copy): a task's updates and norms, learned without one earlier task."""
 
     updates: Mapping[str, SparseValues]
     parts: Mapping[str, Tensor]
@@ -31,7 +31,7 @@ class Backup:
 
 @dataclass(frozen=True)
 class _ShadowedTask:
-    """State of the task in training: its shadows (earlier task → shadow) and norm statistics."""
+    """Shadows (weight copies) of the task in training, by the earlier task left out, and norm statistics."""
 
     statistics: TaskStatistics
     shadows: dict[int, Shadow] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Before a task's training: create a shadow for each task in ``unlearnable`` that can influence ``task``."""
+        """Before a training: create a shadow (weight copy) per task in ``unlearnable`` that can influence ``task``."""
         self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
@@ -117,7 +117,7 @@ class BackupPlugin(Plugin):
                 self._now.shadows[other] = self.shadow_class(model, task, region, start, offset, strategy.optimizer)
 
     def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
-        """Return a shadow's region: backbone parameter name → bool tensor, True for entries first used by ``other``."""
+        """Return the entries that a shadow trains (first used by ``other``): backbone parameter name → bool tensor."""
         return first_used(model, other, earlier=tasks[: tasks.index(other)])
 
     def _start_values(
@@ -127,7 +127,7 @@ class BackupPlugin(Plugin):
         return inside_backbone(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the backward pass: add the shadows' mean loss, without advancing the main network's random streams."""
+        """Before the backward pass: add the shadows' mean loss. Random numbers of the main network stay the same."""
         now = self._now
         if now is None or not now.shadows:
             return
@@ -143,7 +143,7 @@ class BackupPlugin(Plugin):
         strategy.loss = strategy.loss + sum(losses) / len(losses)
 
     def learned_by_backward(self) -> list[Tensor]:
-        """Return the shadows' parameters, whose gradients several processes sum."""
+        """Return the shadows' parameters. Distributed training sums their gradients over all processes."""
         return [] if self._now is None else [p for shadow in self._now.shadows.values() for p in shadow.parameters]
 
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -153,7 +153,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """After a task's training: store each shadow's update at entries used by both the task and the earlier task."""
+        """After a training: store each shadow's change of the entries that the new and the earlier task both use."""
         self.kept = {
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
             for later, of_task in self.kept.items()
@@ -171,15 +171,15 @@ class BackupPlugin(Plugin):
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Delete the shadows of the task in training."""
+        """Delete the shadows (weight copies) of the task in training."""
         self._now = None
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Return True if a shadow learned the task without one of the tasks in ``gone``."""
+        """Return True if ``task`` has a stored shadow that learned without one of the tasks in ``gone``."""
         return not self.kept.get(task, {}).keys().isdisjoint(gone)
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Return revisions that replace remaining tasks' updates by their shadows' updates; at most one per entry."""
+        """Return revisions that replace tasks' parameter changes by those of their shadows; at most one per entry."""
         return {
             task: {
                 f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
@@ -189,7 +189,7 @@ class BackupPlugin(Plugin):
         }
 
     def _newest(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Return task → parameter name → its shadows' update, without entries in updates of later tasks' shadows."""
+        """Return task → parameter name → update by its shadows, without entries that later tasks' shadows update."""
         affected = [task for task in tasks if task in self.kept and task not in gone]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
@@ -202,7 +202,7 @@ class BackupPlugin(Plugin):
         return result
 
     def _learned(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → joint update of a task's shadows for ``gone``; later shadows take precedence."""
+        """Return parameter name → merged update of a task's shadows without ``gone``. Later shadows take precedence."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in gone if other in of_task):
@@ -213,7 +213,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Copy shadows' norms to affected tasks, delete shadows that involve ``gone``; return lines for the record."""
+        """Give affected tasks the norms of their shadows, delete shadows that involve ``gone``; return record lines."""
         change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
         for task, of_task in self.kept.items():

@@ -1,4 +1,4 @@
-"""Shadow: a copy of backbone entries, trained on the task in training as if an earlier task were unlearned."""
+"""Shadow: a copy of backbone entries, trained on the current task as if an earlier task were unlearned."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -56,7 +56,7 @@ class Shadow:
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
-        """Return name → weights: shadow values, and outside the region main weights minus the earlier task's update."""
+        """Return weights by name: the shadow's in its region, else the main weights minus the earlier task's update."""
         torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
@@ -64,14 +64,14 @@ class Shadow:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take an optimizer step for the shadow's values and its copy of the task's norms."""
+        """Take an optimizer step for the shadow's values, and for the shadow's copy of the task's norms."""
         self._step()
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def settle(self) -> bool:
-        """Reset the norms outside the task's final mask; return True if all learned values are finite."""
+        """Reset the norms at units outside the task's final mask; return True if all learned values are finite."""
         self.model.settle_parts(self.parts, self.task)
         return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
@@ -81,7 +81,7 @@ class Shadow:
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
     def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
-        """Return parameter name → learned update of the region's entries with True in ``use``."""
+        """Return parameter name → learned change of the region's entries that are True in ``use``."""
         result = {}
         for name, inside in self.region.items():
             learned = torch.zeros_like(self._values[name].data)
@@ -91,12 +91,12 @@ class Shadow:
 
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
-    """Return backbone parameter name → bool tensor of its shape, True: the task uses the entry (no mask: all)."""
+    """Return backbone parameter name → bool tensor, True where the task uses the entry (everywhere without a mask)."""
     return inside_backbone(model.entries_of(task))
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
-    """Return a bool mask per backbone parameter, True at entries that ``task`` uses but no task in ``earlier``."""
+    """Return parameter name → bool tensor, True at backbone entries that ``task`` uses but no task in ``earlier``."""
     result = entries_in_use(model, task)
     for other in earlier:
         used = entries_in_use(model, other)
@@ -105,7 +105,7 @@ def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[st
 
 
 def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
-    """Return a strategy's HATPlugin and TrajectoryPlugin; ValueError, naming the plugin ``made``, if one is missing."""
+    """Return a strategy's (HATPlugin, TrajectoryPlugin). If one is missing, raise a ValueError that names ``made``."""
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(

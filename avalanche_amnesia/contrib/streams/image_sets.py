@@ -241,7 +241,7 @@ def SplitCIFAR100(
 
 
 def files_of(name: str) -> list[Path]:
-    """Return the paths below a data root where torchvision stores a data set; those of idx files without ``.gz``."""
+    """Return the paths below a data root where torchvision stores a data set (idx files without the ending ``.gz``)."""
     from torchvision import datasets
 
     if name == "CIFAR10-JPEG":
@@ -259,7 +259,7 @@ def absent_files(name: str, root: Path) -> list[Path]:
 
 
 def load(name: str, root: str | Path | None, download: bool) -> Parts:
-    """Return training and test set of a torchvision data set as bytes, x uint8 (n, channels, height, width).
+    """Return ((x, y) for training, (x, y) for test) of a torchvision data set, x uint8 (n, channels, height, width).
 
     Files of MNIST and Fashion-MNIST may also end with ``.gz``; they are not changed.
     """

@@ -14,7 +14,7 @@ from avalanche_amnesia import checks
 
 
 class RayExecutor:
-    """Executor on a Ray cluster; Ray places workers by cores and GPU fractions, and repeats calls of lost workers.
+    """Executor on a Ray cluster: Ray places jobs by cores and GPU fractions, and repeats the calls of lost workers.
 
     Args:
         address: address of a running cluster, such as ``auto`` or ``ray://head:10001``; None: RAY_ADDRESS if set, else
@@ -42,13 +42,13 @@ class RayExecutor:
         return future
 
     def lost(self, error: BaseException) -> bool:
-        """Return True if ``error`` means that a worker, node or result was lost or memory ran out, despite retries."""
+        """Return True if ``error`` means that Ray lost a worker, node or result, or ran out of memory."""
         of_ray = self._ray.exceptions
         kinds = (of_ray.WorkerCrashedError, of_ray.NodeDiedError, of_ray.OutOfMemoryError, of_ray.ObjectLostError)
         return isinstance(error, kinds)
 
     def close(self) -> None:
-        """Disconnect from the cluster, if this object connected to it; this ends the program's running jobs."""
+        """Disconnect from the cluster, and so end running jobs, if this object made the connection."""
         if self._owned:
             self._ray.shutdown()
 
@@ -94,7 +94,7 @@ class SlurmExecutor:
         self._jobs: list[Any] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Submit a function call to Slurm once fewer than ``workers`` calls are unfinished; return its future."""
+        """Submit a function call once fewer than ``workers`` calls are unfinished; return a future of the result."""
         return self._waiting.submit(self._call, function, arguments)
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

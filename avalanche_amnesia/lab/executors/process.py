@@ -47,7 +47,7 @@ class ProcessExecutor:
         return isinstance(error, BrokenExecutor)
 
     def close(self) -> None:
-        """Kill the worker processes; this is safe because a store contains complete states only."""
+        """Kill the worker processes. The states in a store stay complete."""
         worker_processes(self.workers, self._n_gpus).shutdown(wait=True, kill_workers=True)
 
 

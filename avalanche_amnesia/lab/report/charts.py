@@ -61,7 +61,7 @@ class LineChart:
 
     @property
     def places(self) -> Sequence[tuple[float, int]]:
-        """Return position and task of at most 15 ticks on the horizontal axis."""
+        """Return (position in per cent, task) for at most 15 ticks on the horizontal axis."""
         step = math.ceil(len(self.after) / 15)
         return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
 

@@ -70,7 +70,7 @@ def jsd_name(moment: Moment) -> str:
 
 
 def jsd_of(suffix: str = "") -> Get:
-    """Return a function that reads the report's JSD from an evaluation; with ``suffix``, a noise floor of this JSD."""
+    """Return a function from an evaluation to the report's JSD or, with ``suffix``, to a noise floor of this JSD."""
     return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 

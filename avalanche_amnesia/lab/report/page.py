@@ -66,7 +66,7 @@ def _line(entry: Entry) -> Line:
 
 
 def _cost(entry: Entry) -> Sequence[str]:
-    """Return mean times of an unlearning and of a retraining as text; an empty list if not measured."""
+    """Return the mean times of an unlearning and of a retraining as two texts; an empty list if not measured."""
     unlearn, retrain = (spread(getattr(cost, what) for cost in entry.costs) for what in ("unlearn", "retrain"))
     if unlearn is None or retrain is None or not any(run.obeys for run in entry.runs):
         return []

@@ -69,7 +69,7 @@ class Moment:
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Return test accuracies by task: of remaining tasks, and of unlearned tasks through their old heads."""
+        """Return test accuracies by task: of remaining tasks, and of unlearned tasks through a copy of the old head."""
         return self.accuracy | self.by_task("UnlearnedAccuracy")
 
 
@@ -154,12 +154,12 @@ class Entry:
 
     @property
     def after(self) -> list[int]:
-        """Return the tasks with an evaluation after their training, in order."""
+        """Return the tasks followed by an evaluation, in training order."""
         return [moment.task for moment in self.first.moments]
 
     @property
     def requests(self) -> dict[int, Moment]:
-        """Return position in the stream → evaluation after an unlearning request there, in the first seed's run."""
+        """Return position in the stream → evaluation, for positions with a request, in the run of the first seed."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property
@@ -188,7 +188,7 @@ def planned(runs: Sequence[Run], name: str) -> list[str]:
 
 
 def number(name: str, task: int | None = None) -> Get:
-    """Return a function that reads a metric of an evaluation, of one task or, if ``task`` is None, of all tasks."""
+    """Return a function from an evaluation to its value of a metric for ``task`` or, if None, for all tasks."""
     return lambda moment: moment.number(name, task)
 
 
@@ -267,7 +267,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 class _Reader:
-    """Collects a run's evaluations between tasks (:class:`Moment`) and its costs from the rows of its log."""
+    """Collector of evaluations between tasks (:class:`Moment`) and of costs from the rows of a run's log."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []
@@ -331,7 +331,7 @@ class _Reader:
 
 
 def is_number(value: object) -> bool:
-    """Return True for a number with which a page can calculate; bools, NaN and numbers above 1e18 are none."""
+    """Return True for a number between -1e18 and 1e18; False for bools, NaN and all other values."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -_MOST <= value <= _MOST
 
 
@@ -396,7 +396,7 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def seedless(value: Any, key: str = "") -> Any:
-    """Return settings without seeds, except seeds inside ``options``, because options belong to the study."""
+    """Return settings without seeds. Seeds inside ``options`` stay, because they are a part of the study."""
     if isinstance(value, dict):
         return {name: seedless(inner, name) for name, inner in value.items() if name != "seed" or key == "options"}
     return value

@@ -55,7 +55,7 @@ def text(content: Any) -> TableCell:
 
 
 def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
-    """Return one table in a list: all runs' rows, with columns for strategy and seed; an empty list without rows."""
+    """Return a list of one table with the rows of all runs, by strategy and seed; an empty list without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
         for entry in entries
@@ -66,7 +66,7 @@ def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], It
 
 
 def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """Return one table in a list: all evaluations' rows, with columns for strategy, seed, task; empty without rows."""
+    """Return a list of one table with rows of all evaluations, by strategy, seed and task; empty without rows."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
@@ -96,7 +96,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (task or None, name, value) for an evaluation: its tasks, claim and metrics, but no times."""
+    """Yield (task or None, name, value) for the tasks, claim and metrics of an evaluation, without times."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
     yield None, "claim", moment.claim

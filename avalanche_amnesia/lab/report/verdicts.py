@@ -199,7 +199,7 @@ def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
 
 
 def _unequal(reading: Reading, runs: Sequence[Run]) -> bool:
-    """Return True if, in any run, a test's metric has different values on this and on the retrained model."""
+    """Return True if the test's metric differs between this model and the retrained model in any run."""
     if reading.in_floors:  # the JSD of equal models is 0
         return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(reading.metric, {}).values())
     return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(reading, run))
@@ -250,7 +250,7 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
 
 
 def _likely(reading: Reading, runs: Sequence[Run]) -> str:
-    """Test whether a trace is likely over all test samples; return its numbers as text, or an empty string if not.
+    """Test all samples together for a likely trace; return the numbers as text, or an empty string for no trace.
 
     A one-sided test of two proportions of all test samples, of the model and of the higher one of two retrained models.
     The difference of these, which have other data orders, is added to the noise, because orders move whole tasks.
@@ -277,7 +277,7 @@ def _pairs(reading: Reading, run: Run) -> list[Pair]:
 
 
 def _unread(reading: Reading, run: Run) -> set[int]:
-    """Return the unlearned tasks without a value on this or the retrained model; none if only the mean exists."""
+    """Return the unlearned tasks without a value on one of both models; an empty set if only the mean exists."""
     read = {pair.task for pair in _pairs(reading, run)}
     return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
 
@@ -295,7 +295,7 @@ def _tolerance(reading: Reading, there: float) -> float:
 
 
 def _bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return one-sided 95 % bounds of the mean of ``ours - theirs``, by Student's t over the pairs."""
+    """Return (lower, upper): one-sided 95 % bounds of the mean of ``ours - theirs``, by Student's t over the pairs."""
     if len(ours) < 2:
         return -math.inf, math.inf
     test = paired_test(ours, theirs, confidence=0.9)

@@ -62,7 +62,7 @@ def _is_a_script_s(plugin: Any) -> bool:
 
 
 def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[str]:
-    """Return the script's code and plain values inside ``roots`` as sorted lines, each a path and its value.
+    """Return code and plain values of the user's script in ``roots`` as sorted lines, each a path and its value.
 
     Functions and classes of the script count with the values in their closures, defaults and globals. Containers and
     attributes are followed; an object met before is only named. Values are numbers, text (with size and time of a file

@@ -36,7 +36,7 @@ class ReferenceWorkers:
         self._trainings: list[Any] = []
 
     def begin(self, references: References, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Start training one reference per pair (variant, tasks in training order) in ``paths``, first pair first."""
+        """Start training one reference model per (variant, tasks in training order) in ``paths``, in this order."""
         names = ("make_strategy", "benchmark", "train_options", "store")
         file = Path(self._folder.name) / "references"
         arguments = {name: getattr(references, name) for name in names}
@@ -54,7 +54,7 @@ class ReferenceWorkers:
 
 @functools.cache
 def _end_with_the_program(executor: Any) -> None:
-    """Register an exit hook that kills the workers; this is safe because the store contains complete states only.
+    """Register an exit hook that kills the workers. States in the store stay complete.
 
     Call this after the first submission: threading's exit hooks run in reverse order of registration, and this hook
     must run before loky's hook, which waits for running trainings.
@@ -63,7 +63,7 @@ def _end_with_the_program(executor: Any) -> None:
 
 
 def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, path: tuple[int, ...]) -> None:
-    """In a worker: load the references from a file, and train one reference with the main process's torch settings."""
+    """In a worker: load :class:`References` from a file, and train one with the main process's torch settings."""
     global _loaded
     if not Path(file).exists():  # deleted together with the references
         return

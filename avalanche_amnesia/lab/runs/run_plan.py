@@ -12,7 +12,7 @@ from avalanche_amnesia.lab.runs.store import RunStore
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Numbers of trainings that planned runs need, find in the store, and must still do, and the estimated time.
+    """Cost of planned runs: numbers of trainings needed, found in the store and left to do, and the estimated time.
 
     Attributes:
         trainings: all trainings, counted once per model that needs the training.
@@ -39,7 +39,7 @@ class RunPlan:
 def reference_paths(
     make_strategy: Callable[..., Any], benchmark: Any, store: RunStore, kinds: Iterable[Expected]
 ) -> list[list[str]]:
-    """Return a path per reference that the metrics need: the keys of its states in the store, in training order."""
+    """Return a list of state keys in the store, in training order, per reference model that the metrics need."""
     paths = []
     for kind in kinds:
         references = References(make_strategy, benchmark)

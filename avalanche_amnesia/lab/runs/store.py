@@ -98,7 +98,7 @@ class RunStore:
         return {**self.__dict__, "_temporary": None}  # a copy in another process must not delete it
 
     def run(self, strategy: Strategy) -> StoredRun:
-        """Return a run of a new strategy that loads its states from this store, or computes and stores them."""
+        """Return a :class:`StoredRun`, which loads states from this store, or computes and stores missing states."""
         return StoredRun(self, strategy)
 
     def nodes(self) -> list[Node]:
@@ -180,7 +180,7 @@ class RunStore:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Acquire the lock of a state or of the store for a ``with`` block; a crash of the process releases it, too."""
+        """Lock a state or the store for a ``with`` block; the lock is also released if the process crashes."""
         lock = FileLock(self.path / "locks" / name)
         with writing(self.path):
             lock.acquire()
@@ -245,7 +245,7 @@ class StoredRun:
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Tasks trained so far, in order, including unlearned tasks."""
+        """Tasks trained so far, in training order, also tasks unlearned since."""
         return self._path[-1].trained if self._path else ()
 
     @property
@@ -256,13 +256,13 @@ class StoredRun:
         return self._strategy
 
     def restart(self) -> None:
-        """Reset the run to the untrained strategy; raise StateError if steps were done but states can't be stored."""
+        """Reset the run to the untrained strategy. StateError: steps were done, but their states can't be stored."""
         if self._path and not self.stored:
             raise StateError("the states of this run are not stored, so it can't go back: build the strategy again")
         self._path = []
 
     def train(self, experience: Any, **options: Any) -> None:
-        """Train a task and process the requests of its experience, or load the result if the store contains it.
+        """Train a task and process the experience's requests, or load the result if the store contains it.
 
         Args:
             experience: experience of the strategy's stream.
@@ -307,7 +307,7 @@ class StoredRun:
         return record
 
     def seconds(self) -> float:
-        """Return the duration of the last step, measured when it was computed."""
+        """Return the seconds that the last step took when it was computed (not the seconds of loading it)."""
         if self.key not in self._seconds:
             with suppress(StateError):
                 return float(read_body(self._store.path / "nodes" / self.key)[0]["node"]["seconds"])
@@ -315,7 +315,7 @@ class StoredRun:
         return self._seconds[self.key]
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
-        """Return the key of the state after each experience, if a new run trained on them in order; train nothing."""
+        """Return the keys of the states of a new run on ``experiences``, one per experience, without training."""
         keys = accumulate(experiences, lambda key, e: self._key_of_training(key, e, options), initial=self._root)
         return list(keys)[1:]
 
@@ -442,7 +442,7 @@ def _facts_of_data(strategy: Strategy, experience: Any, options: Mapping[str, An
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
-    """Return the key of a new strategy: a hash of its state, code, device and package versions; random if no state."""
+    """Return a new strategy's key: a hash of its state, code, device and package versions; random without a state."""
     if state is None:
         return os.urandom(16).hex()
     body, parts = state

@@ -90,7 +90,7 @@ def maker_of(name: str, place: str) -> Any:
 
 
 def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
-    """Call a function with all arguments in ``given`` and, of the arguments in ``offered``, those that it accepts."""
+    """Call a function with all arguments in ``given``, and with the arguments in ``offered`` that it accepts."""
     takes = inspect.signature(make).parameters
     rest = [parameter for parameter in takes.values() if parameter.kind is parameter.VAR_KEYWORD]
     dicts = [kind for parameter in rest for kind in get_args(parameter.annotation)]  # **options: Unpack[ImageOptions]
@@ -109,7 +109,7 @@ def make_scenario(settings: kinds.ScenarioSettings, n_tasks: int) -> Scenario:
 
 
 def make_network(settings: kinds.NetworkSettings, example: torch.Tensor) -> nn.Module:
-    """Build a feature extractor with initial weights from torch's global random generator, and set its ``features``."""
+    """Build a feature extractor with weights from torch's global generator; set ``features`` to its output width."""
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
     network: nn.Module = _called(maker_of(settings.name, "network.name"), settings.options, offered, settings.name)
     if not isinstance(network, nn.Module):
@@ -219,7 +219,7 @@ def _arguments(kind: type) -> dict[str, Any]:
 def _model(
     kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a method's model with the options that are arguments only of the model; return the model and the rest."""
+    """Build a method's model with the options that only the model accepts; return (model, all other options)."""
     torch.manual_seed(seed)
     wrap = model_class(kind)
     its = inspect.signature(wrap).parameters.keys() - inspect.signature(kind).parameters.keys()
@@ -294,7 +294,7 @@ def check_names(cells: Iterable[kinds.Cell]) -> None:
 
 
 def build(cell: kinds.Cell, root: str | Path | None = None) -> tuple[CLScenario, Maker]:
-    """Return the benchmark of a run with its unlearning requests, and the function that builds the run's strategies."""
+    """Return (benchmark with the run's unlearning requests, function that builds the run's strategies)."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
     check_device(experiment.training)
     stream = make_stream(experiment.stream, cell.seed, root)

@@ -61,7 +61,7 @@ def read_experiment(
 
 
 def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]] = ()) -> settings.Experiment:
-    """Return an experiment from plain values and changes to them, as for :func:`read_experiment`."""
+    """Return an experiment from plain values, with changes as for :func:`read_experiment`."""
     before = content = dict(content)
     for name, value in changes:
         change = from_yaml(value, f"{name}={value}")
@@ -147,7 +147,7 @@ def cells_of(
 
 
 def _hindrance(method: settings.MethodSettings, scenario: settings.ScenarioSettings) -> str | None:
-    """Return the reason why a built-in method can't run under a scenario; None if it can, or for a user's method."""
+    """Return why a built-in method can't run under a scenario. None: it can, or the method is the user's own."""
     if method.kind in settings.OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
     requests = scenario.options.get("requests") or ()

@@ -65,7 +65,7 @@ def run_cell(
     loggers: Sequence[BaseLogger] = (),
     workers: int = 0,
 ) -> Run:
-    """Run one method on one stream with its requests, measure it after every task, and write the results."""
+    """Train one method on one stream with its requests, evaluate after every task, and write the results."""
     benchmark, make = build(cell, root)
     kept = None if store is None else RunStore(store)
     stream, floors = cell.experiment.stream, cell.experiment.floors
@@ -90,7 +90,7 @@ def _asked(request: UnlearningRequest) -> Any:
 def train_references(
     cells: Iterable[Cell], kinds: Iterable[Expected], store: Path, root: str | Path | None = None
 ) -> int:
-    """Train the references (retrained models) of some runs, each state once; return the number of trainings."""
+    """Train the references (retrained models) of some runs, without repeats; return the number of trainings."""
     kept, n = RunStore(store), 0
     for cell in cells:
         benchmark, make = build(cell, root)
@@ -156,7 +156,7 @@ def sweep(
 
 
 def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None) -> RunPlan:
-    """Return the plan of a sweep: numbers of trainings, of stored results among them, and estimated time."""
+    """Return the plan of a sweep: number of trainings, how many of them are stored, and estimated time."""
     n_main, paths = 0, list[list[str]]()
     for cell in cells:
         benchmark, make = build(cell, root)

@@ -130,7 +130,7 @@ def _below_detection(run: Run) -> bool:
 
 
 def _check(runs: Sequence[Run]) -> None:
-    """Raise ValueError if an experiment's runs differ in stream, network or budget, or runs of a table row at all."""
+    """Raise ValueError if an experiment's runs differ in stream, network or budget, or a row's runs in any setting."""
     seen: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries(runs):  # raises an error for a run given twice
         settings = flat(seedless(entry.first.settings))
@@ -167,7 +167,7 @@ def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
 
 
 def _cell(runs: Sequence[Run], name: str) -> str:
-    """Return mean and standard deviation of a measure over seeds as text; with a count if some seeds lack it."""
+    """Return mean and standard deviation of a measure over seeds as text; with a seed count if some seeds lack it."""
     words = MEASURES[name].words
     found = [value for run in runs if (value := MEASURES[name].of(run.last)) is not None]
     if not found:
