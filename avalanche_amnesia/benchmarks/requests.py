@@ -271,7 +271,7 @@ def _scheduled(
     declared: frozenset[int],
     deadline: int | None,
 ) -> CLScenario:
-    """Return a copy of the benchmark with exactly these requests (by position), permanent tasks and deadline."""
+    """Return a copy of the benchmark with these requests (a tuple per experience), permanent tasks and deadline."""
     streams = [EagerCLStream(name, [own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = scenario_like(benchmark, streams)
     for stream in streams:

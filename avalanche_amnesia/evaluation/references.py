@@ -281,7 +281,7 @@ class References:
         return getattr(experience, "permanent", False) or any(deadlines)
 
     def without(self, left_out: Mapping[int, Collection[int]]) -> References:
-        """Return references to the benchmark without the samples in ``left_out``; equal calls return the same object.
+        """Return reference models for the benchmark without ``left_out`` samples. Equal calls return the same object.
 
         Args:
             left_out: task → positions in its training data, from 0; without any position this object is returned.

@@ -107,7 +107,7 @@ class TaskCopies:
         learns: bool,
         norms_learn: bool = True,
     ) -> Iterator[None]:
-        """Replace the backbone's norms and tensors by a task's copies for the duration of a ``with`` block.
+        """Replace the backbone's norm layers, buffers and tensor attributes by a task's own in a ``with`` block.
 
         Without ``parts``, a task's copies, the original norms run in evaluation mode. ``others``: further places in the
         backbone, with the values to set there. Unless the task ``learns``, its tensors are copied before.

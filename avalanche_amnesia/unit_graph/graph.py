@@ -209,7 +209,7 @@ class Draft:
         return self.layers[name]
 
     def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Record the unit sets that a parameter's entries depend on: an entry is in use if all its sets are."""
+        """Record the unit sets that a parameter's entries depend on. A task uses an entry if it uses all these sets."""
         for part in parameter.parts:
             if part.owned:
                 continue

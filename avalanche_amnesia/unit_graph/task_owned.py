@@ -21,7 +21,7 @@ NormKind = Literal["batch", "instance", "layer", "rms", "group"]
 
 
 class OwnParameter(nn.Module):
-    """Module with a single task-owned parameter."""
+    """Module whose only parameter is a task's own copy of a backbone parameter."""
 
     def __init__(self, initial: Tensor) -> None:
         super().__init__()

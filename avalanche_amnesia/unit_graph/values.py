@@ -160,7 +160,7 @@ class Masked(IntEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor computed from the input: the set of units of every entry, and the contents of masked entries.
+    """A computed tensor: for each entry the units that it depends on, and what masked entries contain (``Masked``).
 
     Every entry is a function of the input and of parameters that the task's mask protects, unless it is DIRTY.
     """

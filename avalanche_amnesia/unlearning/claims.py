@@ -244,7 +244,7 @@ class Claims:
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
     def decided_beside(self, context: UnlearningContext, first: Circumstances) -> dict[str, Any]:
-        """Return the claim's fields as :meth:`decided` does, for a task retrained without some samples.
+        """Return ``claim``, ``reasons`` and ``rests_on`` for a task that is retrained without some samples.
 
         ``first`` are the settings of the task's first training.
         """

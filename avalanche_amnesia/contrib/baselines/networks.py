@@ -88,7 +88,7 @@ class SideNetworks(NetworkPerTask):
         self._merged_late = torch.ones_like(self._merged_late)
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a network to load the tensors ``saved`` into; None without tensors (a task in the main network)."""
+        """Return a new network for the tensors ``saved``; None if there are none: the task uses the main network."""
         return self.fresh_parts() if saved else None
 
 

@@ -360,7 +360,7 @@ class StoredRun:
         self._stop(reason)
 
     def _stop(self, reason: StateError | str) -> None:
-        """Share no states from now on, and warn."""
+        """Stop storing this run's states for other runs, and warn with the reason."""
         self._fresh = None
         warnings.warn(f"the states of this run are not stored: {reason}", stacklevel=6)
 

@@ -49,7 +49,7 @@ class ForgottenSamples:
     hashes: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def hashes_of(self, task: int, positions: Collection[int]) -> list[str]:
-        """Return the salted hashes of ``positions`` in a task's data."""
+        """Return a salted hash of each number in ``positions``, the positions of samples in a task's data."""
         return [blake3(f"{self.salt}/{task}/{position}".encode()).hexdigest() for position in positions]
 
     def positions(self, task: int, n: int) -> list[int]:

@@ -265,7 +265,7 @@ class CounterfactualPlugin(Plugin):
 
 
 def _sets(sources: Collection[int]) -> list[frozenset[int]]:
-    """Return all non-empty subsets of ``sources``; of over ``MOST_APART`` tasks only single tasks, and ``SEVERAL``."""
+    """Return all non-empty subsets of the tasks. Of many tasks, return each one, and ``SEVERAL`` for the rest."""
     few = len(sources) <= MOST_APART
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]

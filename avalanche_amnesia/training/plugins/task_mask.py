@@ -215,7 +215,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         return TaskUse(model, self.rule.locked)
 
     def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Strategy | None = None) -> Adjuster:
-        """Return the adjuster that limits updates of all entries that the protected tasks use.
+        """Return the object that scales or undoes updates of parameter entries that the protected tasks use.
 
         Args:
             model: the strategy's.

@@ -92,7 +92,7 @@ def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
 
 @rule(A.pow)
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the units that each entry of ``a ** b`` depends on; zeros stay zero only if ``b`` is a number >= 1."""
+    """Return the units that each entry of ``a ** b`` depends on. Masked entries stay zero only for a number b >= 1."""
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b >= 1:
             return a
