@@ -43,7 +43,7 @@ def is_known_class(kind: type) -> bool:
 
 
 def known_parts(roots: Iterable[object], seen: dict[int, object]) -> Iterator[Any]:
-    """Yield ``roots`` and all objects in containers and attributes of known objects that are not in ``seen``; add them."""
+    """Yield, and add to ``seen``, the roots and objects in containers and attributes of known objects, if not in it."""
     todo = deque(roots)
     while todo:
         thing = todo.popleft()
