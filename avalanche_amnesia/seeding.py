@@ -43,7 +43,8 @@ def set_rng_state(state: RngState) -> None:
 
 def generators() -> tuple[Any, ...]:
     """Return the states of the CPU's global random generators as values that can be compared."""
-    return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().tolist(), random.getstate(), of_numpy[1].tolist(), of_numpy[2:]
 
 
 def seed_all(seed: int) -> None:

@@ -57,7 +57,7 @@ class UnlearningRequest:
                     raise ValueError(f"{name}={list(numbers)}: {name} are counted from 0")
                 object.__setattr__(self, name, tuple(sorted(set(numbers))))
         except ValueError as error:
-            raise RequestError(f"request at position {self.at}: {error}") from None
+            raise RequestError(f"request{'' if self.at is None else f' at position {self.at}'}: {error}") from None
         if (self.when == "iteration") != (self.iteration is not None):
             raise RequestError(
                 f"request at position {self.at}: when={self.when!r} and iteration={self.iteration!r} don't go "

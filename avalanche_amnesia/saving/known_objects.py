@@ -42,14 +42,13 @@ def is_known_class(kind: type) -> bool:
     return bases or kind.__module__.startswith("avalanche.")
 
 
-def known_parts(roots: Iterable[object], skip: Iterable[object] = ()) -> Iterator[Any]:
-    """Yield ``roots`` and all objects in containers and attributes of known objects, each once, except ``skip``."""
-    seen = {id(each): each for each in skip}  # keeps the objects alive, so that no id is used twice
+def known_parts(roots: Iterable[object], seen: dict[int, object]) -> Iterator[Any]:
+    """Yield, and add to ``seen``, the roots and objects in containers and attributes of known objects, if not in it."""
     todo = deque(roots)
     while todo:
         thing = todo.popleft()
         if id(thing) not in seen:
-            seen[id(thing)] = thing
+            seen[id(thing)] = thing  # keeps it alive, so that no id is used twice
             yield thing
             if isinstance(thing, (*CONTAINERS, tuple)):
                 todo += (entry for entry in entries_of(thing) if not isinstance(entry, _LEAVES))

@@ -19,12 +19,7 @@ from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest
 MOST_SAMPLES = 20_000
 
 
-def fitted_head(
-    model: TaskMaskedModel,
-    task: int,
-    features: Tensor,
-    labels: Tensor,
-) -> FittedHead:
+def fitted_head(model: TaskMaskedModel, task: int, features: Tensor, labels: Tensor) -> FittedHead:
     """Return a new head for ``task``, fitted to features ``(n, features)`` and labels ``(n,)``."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
     held = dict(model.head(task).named_parameters())

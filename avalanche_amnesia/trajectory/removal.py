@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory.sparse import (
     SparseEntries,
     SparseValues,
-    chosen_by,
-    copied,
     positions,
     put,
     take,
@@ -98,7 +96,7 @@ def replay(
         read |= reads
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
-    value = copied(committed)
+    value = committed.detach().cpu().reshape(-1).clone()
     nothing = SparseValues.of(committed, torch.zeros(committed.shape, dtype=torch.bool))
     order = [task for task, _ in writers]
     # Include a task with a revised update even if it did not write to this tensor: the revision may name other entries.
@@ -165,27 +163,25 @@ def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """Entries of a tensor that a removal of tasks changes: flat ``index``, values ``now`` and ``without`` the tasks."""
+    """Entries of a tensor that a removal changes, True in ``where``; their values ``now`` and ``without`` the tasks."""
 
-    shape: torch.Size
-    index: Tensor
+    where: Tensor
     now: Tensor
     without: Tensor
 
-    @cached_property
-    def where(self) -> Tensor:
-        """Return a bool tensor of the tensor's shape, True at the changed entries."""
-        where = torch.zeros(self.shape, dtype=torch.bool, device=self.index.device)
-        where.view(-1)[self.index] = True
-        return where
+    @classmethod
+    def between(cls, now: Tensor, without: Tensor) -> Moved:
+        """Return the entries of a tensor whose bits differ from those of its values without the tasks."""
+        where = ~same_bits(now, without)
+        return cls(where, take(now, where.reshape(-1)), take(without, where.reshape(-1)))
 
     def take_out(self, tensor: Tensor) -> None:
         """Write the values after the removal into a tensor, in place."""
-        put(tensor, self.index, self.without)
+        put(tensor, self.where.reshape(-1), self.without)
 
     def put_back(self, tensor: Tensor) -> None:
         """Write the values before the removal into a tensor, in place."""
-        put(tensor, self.index, self.now)
+        put(tensor, self.where.reshape(-1), self.now)
 
 
 @dataclass(frozen=True)
@@ -252,42 +248,42 @@ def work_out(
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Moved, Tensor | None, Tensor | None]:
-        """Return (changed entries, entries that keep removed writers' values or None, new values or None)."""
-        committed = base[name]
+        """Return a tensor's changed entries, entries that keep removed writers' values, and new values if computed."""
+        committed, here = base[name], base[name].detach().cpu()
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
+        bits = {writer: log[name].bits for writer, log in later.items() if name in log}
         # A revision may change entries that no removed writer changed: then consider all entries.
-        going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
+        going = None if revised else reduce(np.bitwise_or, (bits[writer] for writer in gone if writer in bits))
         # Replay only revised writers, and writers of an entry that may change.
         taking_part = [
-            (writer, entry)
-            for writer, entry in ((writer, log.get(name)) for writer, log in later.items())
-            if writer in revised
-            or (entry is not None and (writer in gone or going is None or (chosen_by([entry]) & going).any()))
+            (writer, log.get(name))
+            for writer, log in later.items()
+            if writer in revised or (writer in bits and (going is None or (bits[writer] & going).any()))
         ]
-        here = committed.detach().cpu()
-        # Only entries written by a removed writer can change: do not compare the rest of the tensor.
-        chosen = np.ones(here.numel()) if going is None else np.unpackbits(going, count=here.numel()).view(bool)
-        index = torch.from_numpy(chosen.nonzero()[0])
         if len(taking_part) == 1 and not reading and not revised:  # the usual case: a single writer
             ((writer, entry),) = taking_part
             assert entry is not None
-            written = take(here, index)
+            where = entry.where
+            written = take(here, where.reshape(-1))
             updates[writer].add(name, entry, written)
-            return Moved(here.shape, index, written, entry.before(written)), None, None
-        replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
-        return Moved(here.shape, index, take(here, index), take(replayed, index)), stays, replayed
+            change = Moved(where, written, entry.before(written))
+            if not bool(same_bits(written, change.without).any()):
+                return change, None, None
+            replayed, stays = here.clone(), None
+            change.take_out(replayed)
+        else:
+            replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
+        return Moved.between(here, replayed), stays, replayed
 
     for name in names:
         committed = base[name]
         change, stays, replayed = without(name)
         if stays is not None and bool(stays.any()):
             shared[name] = stays
-        differ = ~same_bits(change.now, change.without)
-        if not bool(differ.any()):
+        if not len(change.now):
             continue
-        parts, some = (change.index, change.now, change.without), slice(None) if bool(differ.all()) else differ
-        moved[name] = Moved(change.shape, *(part[some].to(committed.device) for part in parts))
+        moved[name] = Moved(*(part.to(committed.device) for part in vars(change).values()))
         if before is not None and name in before:
             if replayed is None:
                 replayed = committed.detach().clone()
@@ -296,6 +292,5 @@ def work_out(
             # Apply the current task's update so far to its new start values.
             now = current[name].detach()
             value = moved_along(now, before[name], new_before[name])
-            index = positions(~same_bits(value, now))
-            moved[name] = Moved(now.shape, index, take(now, index), take(value, index))
+            moved[name] = Moved.between(now, value)
     return Removal(tuple(tasks), moved, new_before, logs, shared, updates, current)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.saving.values import StateError, checked, made
-from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues, positions, put
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues, put
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,6 @@ class Updates(Mapping[str, Tensor]):
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
-        self._values: dict[str, Tensor] = {}
 
     def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
         """Add tensor ``name`` with the values ``written`` by the task. Its update is 0 where ``kept`` is True."""
@@ -92,11 +91,9 @@ class Updates(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry, written, kept = self._parts[name]
-        if name not in self._values:  # cache it, because each old state that contains it needs it
-            update = written.double() - entry.before(written).double()
-            self._values[name] = update if kept is None else update.masked_fill(kept, 0.0)
+        update = written.double() - entry.before(written).double()
         result = torch.zeros(entry.shape, dtype=torch.float64)
-        put(result, positions(entry.where), self._values[name])
+        put(result, entry.where.reshape(-1), update if kept is None else update.masked_fill(kept, 0.0))
         return result
 
     def __iter__(self) -> Iterator[str]:

@@ -7,10 +7,10 @@ and so is what the code of their classes reads elsewhere, such as global variabl
 """
 
 import dis
+import gc
 import inspect
-import logging
+import marshal
 import os
-import random
 import re
 import sys
 import sysconfig
@@ -19,22 +19,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property, lru_cache, partial
+from logging import Logger
 from operator import attrgetter, is_
+from pathlib import PurePath
+from random import Random
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
-from weakref import ProxyTypes, WeakKeyDictionary
+from weakref import ProxyTypes
 
 import numpy as np
 import torch
 from avalanche.training.templates import SupervisedTemplate
 from blake3 import blake3
 from torch import Tensor, nn
-from torch import _ops as _operators
-from torch.fx import GraphModule
 from torch.optim import optimizer as torch_optimizer
 from torch.quasirandom import SobolEngine
 from torch.utils import _python_dispatch
-from torch.utils.data import Dataset
 from torch.utils.weak import WeakIdKeyDictionary
 
 from avalanche_amnesia.bits import tensor_hash
@@ -46,27 +46,29 @@ _CLOSED |= {"typing_extensions", *sys.stdlib_module_names}
 _STANDARD = (os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _INSTALLED = (*_STANDARD[1:], sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _PLAIN = (
-    *(bool, int, float, complex, str, bytes, range, Enum, type(None), type(...)),
+    *(bool, int, float, complex, str, bytes, range, Enum, PurePath, type(None), type(...)),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
-_LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, CodeType, logging.Logger)
+LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, CodeType, Logger)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 CALLED = (*_FUNCTIONS, MethodType, MethodWrapperType, partial)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
-_UNCHANGED = (*_FUNCTIONS, *CONTAINERS, ModuleType, CodeType, logging.Logger)
+_UNCHANGED = (*_FUNCTIONS, *CONTAINERS, ModuleType, CodeType, Logger)
 """Classes of objects that are no settings of data: code, which is read elsewhere, and objects with caches."""
-_DRAWING = (torch.Generator, SobolEngine, np.random.Generator, np.random.RandomState, random.Random, Iterator)
+_DRAWING = (torch.Generator, SobolEngine, np.random.Generator, np.random.RandomState, Random, Iterator)
 """Closed classes whose objects have a state that no task's seed sets: random generators, iterators, open files."""
 LONG = 1000  # longer containers hold samples
 LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _OF_EVERY_CLASS = {*vars(type("", (SupervisedTemplate,), {})), "__annotations__", "__orig_bases__", "_abc_impl"} | {
-    *("__dict__", "__weakref__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__")
+    *("__dict__", "__weakref__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"),
+    "__slotnames__",
 }
 _NO_PARTS = {*_OF_EVERY_CLASS, "__init__"}
-_OUTSIDE = {"_io", "io", "os", "pathlib", "posix", "genericpath", "shelve", "torch.serialization"}  # files
-_OUTSIDE |= {"time", "datetime", "secrets", "uuid"}
-_UNSEEDED = (*_DRAWING[:-1], np.random.default_rng, torch.seed)
+_PURE = "torch torchvision numpy avalanche avalanche_amnesia abc builtins cmath collections contextlib copy dataclasses"
+_PURE += " enum functools itertools math numbers operator re string types typing warnings"
+"""Packages whose functions depend on their arguments alone, except those whose names contain ``_IMPURE``."""
+_IMPURE = re.compile(r"load|save|file|open|mmap|read|write|bufsize|seed|rng|[Gg]enerator|RandomState|Sobol|^id$|^hash$")
 _CACHE = type(lru_cache(open))
 WRAPPERS = (staticmethod, classmethod, property, cached_property, _CACHE)
 _SETTINGS = (
@@ -76,11 +78,12 @@ _SETTINGS = (
     *("backends.cudnn.deterministic", "backends.cudnn.conv.fp32_precision", "backends.cuda.matmul.fp32_precision"),
 )
 _PATCHABLE = (
-    *("torch.nn.", "torch.optim.", "torch.autograd", "torch.random", "torch.utils.data."),
-    *("torchvision.transforms.", "avalanche.benchmarks.utils."),
+    *("torch.nn.", "torch.optim.", "torch.autograd", "torch.random", "torch.utils.data.", "torch._C._nn", "math"),
+    *("torchvision.transforms.", "avalanche.benchmarks.utils.", "avalanche_amnesia."),
 )
 _BY_TEXT = {"getattr", "getattr_static", "__getattribute__", "attrgetter", "eval", "exec", "vars", "locals", "f_locals"}
 _BY_TEXT |= {"globals", "f_globals", "__globals__", "__dict__", "modules", "import_module", "__import__"}
+_OPERATORS = ("aten", "prims", "torchvision", "amnesia")  # namespaces of closed ones
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -99,10 +102,17 @@ def _is_closed(module: str) -> bool:
     return package in _CLOSED and (package not in sys.stdlib_module_names or file.startswith(_STANDARD))
 
 
+def _is_pure(function: Any) -> bool:
+    """Return True if the result of a closed function depends on its arguments alone: on no file, clock or setting."""
+    package = str(function.__module__ or "torch").partition(".")[0].removeprefix("_")
+    return package in _PURE.split() and _IMPURE.search(function.__qualname__) is None
+
+
 def is_installed(thing: Any) -> bool:
     """Return True if a class or function is defined in an installed package, also in Python's library."""
     module = str(thing.__module__)
-    return _is_installed(module) and _is_installed(getattr(thing, "__globals__", {}).get("__name__", module))
+    around = thing.__globals__ if isinstance(thing, FunctionType) else {}
+    return _is_installed(module) and _is_installed(around.get("__name__", module))
 
 
 @lru_cache(None)
@@ -117,11 +127,13 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     model, optimizer, data = strategy.model, strategy.optimizer, dict[int, Any]()
     users = [base for base in type(strategy).__mro__ if not is_closed(base)]
     found = [f"{name} of {base.__name__}" for base in users for name in vars(base) if name not in _NO_PARTS]
-    found += [*_replaced(strategy), *_of_plugins(strategy), *_of_modules(model)]
+    plugins = [*strategy.plugins, *(p for of in ("metrics", "loggers") for p in getattr(strategy.evaluator, of, ()))]
+    found += (_name(plugin) for plugin in plugins if not is_closed(type(plugin)))
+    found += [*_of_plugins(strategy), *_of_modules(model)]
     found += [] if is_closed(type(optimizer)) else [f"the optimizer {_name(optimizer)}"]
     found += (f"the loss {name}" for name in open_in([strategy._criterion]))
     found += (f"{name} in the data" for name in open_in([strategy.experience], data))
-    found += (f"{name} in the data, changed" for name in _changed(strategy, data.values()))
+    found += (f"{name} in the data, changed" for name in _changed(data.values()))
     found += (f"{name} given to train" for name in open_in([options]))
     weights = (*model.parameters(), *model.buffers(), optimizer.param_groups, optimizer.state)
     found += (f"{name} in the model or optimizer" for name in open_in(weights))
@@ -129,11 +141,12 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     everywhere = (vars(nn.modules.module) | vars(torch_optimizer)).items()
     hooked = [*hooks_of(strategy), *((name, hooks) for name, hooks in everywhere if name.startswith("_global"))]
     found += (f"{place} ({name})" for place, hooks in hooked for name in open_in([hooks]))
-    reporting = _reporting(strategy)
+    reporting = [*plugins, *_inside(plugins, strategy)]
     found += (_name(p) for p in reporting if not is_installed(p if isinstance(p, _FUNCTIONS) else type(p)))
-    found += (name for part in reporting for name in _replaced(part))
+    new = ((of, name, value) for of in (strategy, *reporting) for name, value in replaced(of).items())
+    found += (f"{n} of {type(of).__name__} ({part})" for of, n, value in new for part in open_in([value], {id(of): of}))
     found += (f"the kernel {name}" for name in _kernels(frozenset(getattr(torch.library, "_impls", ()))))
-    met = [part for part in data.values() if not isinstance(part, _LEAVES)]
+    met = [part for part in data.values() if not isinstance(part, LEAVES)]
     found += (f"{name} of {place} ({part})" for place, name, part, _ in patches(strategy, [*reporting, *met]))
     return tuple(dict.fromkeys(found))
 
@@ -151,10 +164,11 @@ def patches(strategy: Strategy, others: Iterable[Any] = ()) -> Iterator[tuple[st
 
 @lru_cache(1)
 def _patchable(n_modules: int) -> list[Any]:
-    """Return modules that users may patch, and the classes in them; ``n_modules`` loaded ones: the key of the cache."""
+    """Return modules that users may patch, and classes of data loading; the cache's key: ``n_modules`` loaded ones."""
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(_PATCHABLE) and module]
-    held = [(value, module.__name__) for module in modules for value in vars(module).values()]
-    return [*modules, *(k for k, of in held if isinstance(k, type) and k.__module__ == of and not issubclass(k, tuple))]
+    inner = ("torch.utils.data.", "avalanche.benchmarks.utils.")
+    held = (kind for module in modules for kind in vars(module).values() if isinstance(kind, type))
+    return [*modules, *dict.fromkeys(kind for kind in held if kind.__module__.startswith(inner))]
 
 
 _PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  # → values when last searched, patches
@@ -169,6 +183,9 @@ def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
     for name, value in zip(vars(place), values, strict=True):
         imported = isinstance(value, ModuleType) or (isinstance(value, type) and is_installed(value))
         imported |= isinstance(value, BuiltinFunctionType) or not (callable(value) or hasattr(type(value), "__get__"))
+        # These modules import code of others: a patch there is a user's function or object.
+        of_avalanche = place.__name__.startswith("avalanche")
+        imported |= of_avalanche and is_installed(value if isinstance(value, _FUNCTIONS) else type(value))
         if part := None if imported else next(open_in([value]), None):
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
             replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
@@ -180,16 +197,13 @@ def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
     return found
 
 
-def _reporting(strategy: Strategy) -> list[Any]:
-    """Return plugins, metrics and loggers, and all objects inside those that other packages define."""
-    evaluator = strategy.evaluator
-    found = [*strategy.plugins, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())]
-    others = [part for part in found if not is_of(type(part), "avalanche_amnesia")]
-    outside = (strategy, evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
+def _inside(plugins: Iterable[Any], strategy: Strategy) -> list[Any]:
+    """Return all objects inside the plugins, metrics and loggers that other packages define."""
+    outside = (strategy, strategy.evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
     seen = {id(each): each for each in (*outside, sys.stdout, sys.stderr)}
     n_outside = len(seen)
-    deque(open_in(others, seen), maxlen=0)
-    return [*found, *list(seen.values())[n_outside:]]
+    deque(open_in((part for part in plugins if not is_of(type(part), "avalanche_amnesia")), seen), maxlen=0)
+    return list(seen.values())[n_outside:]
 
 
 @lru_cache(1)
@@ -209,49 +223,40 @@ def interceptors() -> list[Any]:
     # Only private functions of torch tell them: without these none is seen.
     functions = getattr(torch.overrides, "_get_current_function_mode_stack", tuple)
     operations = getattr(_python_dispatch, "_get_current_dispatch_mode_stack", tuple)
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)(True)
-    return [*functions(), *operations(), hooks]
+    return [*functions(), *operations(), getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)(True)]
 
 
-_Notes = WeakIdKeyDictionary  # part of the data → its texts at the first steps of trainings
-_SEEN_HERE = _Notes()  # by all strategies in this process
-_SEEN: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()  # by each strategy
+_SEEN: Any = WeakIdKeyDictionary()  # part of the data → its texts at the first steps of trainings here
 
 
-def loaded(strategy: Strategy) -> None:
-    """Note that a strategy loaded a state: any training in this process may be an earlier one of the same run."""
-    notes = _SEEN[strategy] = _Notes()
-    for part, texts in _SEEN_HERE.items():
-        notes[part] = set(texts)
-
-
-def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
+def _changed(met: Iterable[Any]) -> Iterator[str]:
     """Yield names of tensors, data sets, closed transforms in ``met`` that changed since their first use here."""
-    for each in (each for each in met if is_closed(type(each))):
-        if isinstance(each, Tensor):
-            each = each if each._base is None else each._base
-            some = each.detach().reshape(-1)[:: each.numel() // LONG + 1]
-            # torch counts changes in place, except those through .data or NumPy
-            now = f"{'' if each.is_inference() else each._version} {tensor_hash(some)}"
-        elif isinstance(each, Dataset) and not is_of(type(each), "avalanche"):  # which fills caches, and keeps modes
-            now = str([id(value) for value in vars(each).values()])
-        elif not (is_of(type(each), "avalanche", "avalanche_amnesia") or isinstance(each, _UNCHANGED)):
-            few = each.reshape(-1)[:: each.size // LONG + 1] if isinstance(each, np.ndarray) else each
-            now = as_text(few) + str([(name, as_text(value)) for name, value in _attributes(each)])
-        else:
+    for each in met:
+        of_avalanche = is_of(type(each), "avalanche", "avalanche_amnesia")  # which fills caches, and keeps modes
+        if of_avalanche or not is_closed(type(each)) or isinstance(each, _UNCHANGED):
             continue
+        whole = each._base if isinstance(each, Tensor) and each._base is not None else each
         with suppress(TypeError):  # of an object without weak references
-            for notes in (_SEEN_HERE, _SEEN.setdefault(strategy, _Notes())):
-                texts = notes.setdefault(each, set())
-                texts.add(now)
+            texts = _SEEN.setdefault(whole, set())
+            texts.add(str([_glance(whole), *((name, _glance(value)) for name, value in _attributes(each))]))
             if len(texts) > 1:
                 yield _name(each)
 
 
-def _replaced(thing: Any) -> Iterator[str]:
-    """Yield the names of user functions and objects that replace methods of one object."""
-    for name, value in replaced(thing).items():
-        yield from (f"{name} of {type(thing).__name__} ({part})" for part in open_in([value], {id(thing): thing}))
+def _glance(value: Any) -> str:
+    """Return text that shows most changes of data: of long tensors, arrays and containers, it reads some entries."""
+    if isinstance(value, Tensor):
+        some = value.detach().reshape(-1)[:: value.numel() // LONG + 1]
+        # torch counts changes in place, except those through .data or NumPy
+        return f"{'' if value.is_inference() else value._version} {tensor_hash(some)}"
+    if isinstance(value, np.ndarray):
+        return as_text(value.reshape(-1)[:: value.size // LONG + 1])
+    if isinstance(value, CONTAINERS):
+        with suppress(ValueError):  # of entries that are no plain values or arrays
+            return blake3(marshal.dumps(value, 2)).hexdigest()  # type: ignore[arg-type]
+        entries = [*(value.values() if isinstance(value, dict) else value)]
+        return str([*map(_glance, entries[:: len(entries) // LONG + 1])])
+    return as_text(value) if _is_plain(value) else f"{type(value).__qualname__} {id(value)}"
 
 
 def replaced(thing: Any) -> dict[str, Any]:
@@ -261,10 +266,7 @@ def replaced(thing: Any) -> dict[str, Any]:
 
 
 def _of_plugins(strategy: Strategy) -> Iterator[str]:
-    """Yield names of user plugins, metrics, loggers, Avalanche's plugins, and functions in this package's plugins."""
-    evaluator = strategy.evaluator
-    for plugin in (*strategy.plugins, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())):
-        yield from () if is_closed(type(plugin)) else (_name(plugin),)
+    """Yield the names of Avalanche's plugins, and of user functions in the settings of this package's plugins."""
     for plugin in strategy.plugins:
         package, name = type(plugin).__module__.partition(".")[0], type(plugin).__name__
         if package == "avalanche" and not isinstance(plugin, OF_THE_HOST):
@@ -283,8 +285,6 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
     users = dict.fromkeys(type(module) for module in modules if not is_closed(type(module)))
     held = [(type(module), item) for module in modules for item in _attributes(module)]
     held += [(user, item) for user in users for item in _read_by(user).items()]
-    graphs = [(type(module), module.graph.nodes) for module in modules if isinstance(module, GraphModule)]
-    held += [(kind, (str(node), node.target)) for kind, nodes in graphs for node in nodes if callable(node.target)]
     inside = {id(module) for module in model.modules()}
     for kind, (name, value) in held:
         if _is_leaf(value):
@@ -293,9 +293,7 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
         # Any other object, such as an iterator or a distribution, may change without a trace in its text.
         keeps = type(value).__module__ in sys.stdlib_module_names or not hasattr(value, "__name__")  # of a function
         keeps = keeps and not compared and kind in users
-        # Drawn from no seeded stream, or read from a file.
-        keeps |= isinstance(value, _FUNCTIONS) and (value.__module__ in _OUTSIDE or value in _UNSEEDED)
-        keeps |= isinstance(value, _operators.OpOverloadPacket) and not str(value).startswith("aten.")
+        keeps |= isinstance(value, _FUNCTIONS) and not _is_pure(value)
         if keeps or any(True for _ in open_in([value])):
             yield f"{name} of {kind.__name__}"
 
@@ -313,31 +311,36 @@ def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterato
         seen[id(each)] = each
         if _is_leaf(each):
             continue
-        if isinstance(each, (*_LEAVES, *CONTAINERS)) and not is_closed(type(each)):  # a subclass of a script
+        if isinstance(each, (*LEAVES, *CONTAINERS)) and not is_closed(type(each)):  # a subclass of a script
             yield _name(each)
         if isinstance(each, np.ndarray):
             todo += each.ravel().tolist()
         elif isinstance(each, CONTAINERS):
-            values = [*(each.values() if isinstance(each, dict) else each)]
+            values = [*each, *(each.values() if isinstance(each, dict) else ())]
             values += [each.default_factory] if isinstance(each, defaultdict) else []
             kinds = set(map(type, values))
-            leaves = all(issubclass(kind, _LEAVES) and is_closed(kind) for kind in kinds)
+            leaves = all(issubclass(kind, LEAVES) and is_closed(kind) for kind in kinds)
             if not leaves or (Tensor in kinds and len(values) < LONG):  # quick for many labels
                 todo += values
+        elif type(each).__module__ == "torch._ops" and not str(each).startswith(_OPERATORS):
+            yield f"the operator {each}"
         elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType, partial, *WRAPPERS)):
             todo += (part for _, part in parts_of(each))
         elif isinstance(each, _DRAWING) or not is_closed(each if isinstance(each, _FUNCTIONS) else type(each)):
             yield _name(each)
+        elif isinstance(each, FunctionType):
+            todo += (value for _, value in _closure(each))
         elif not isinstance(each, type):
-            held = [*getattr(each, "__dict__", {}).items(), *_closure(each)]
+            held = attributes(each)
             seeds = type(each).__module__.startswith("avalanche_amnesia.")  # its own generators, from (seed, task)
-            own = [seeds and isinstance(v, _DRAWING) and type(v) not in ProxyTypes for _, v in held]
-            todo += [v for (name, v), skip in zip(held, own, strict=True) if name not in LEADING_OUT and not skip]
+            own = {id(v) for v in held.values() if seeds and isinstance(v, _DRAWING) and type(v) not in ProxyTypes}
+            todo += [v for name, v in held.items() if name not in LEADING_OUT and id(v) not in own]
+            todo += () if held else gc.get_referents(each)  # such as operator.methodcaller
 
 
 def _is_leaf(value: Any) -> bool:
     """Return True for a plain value, tensor, array, module or code of a closed class, without objects inside."""
-    return isinstance(value, _LEAVES) and is_closed(type(value)) and getattr(value, "dtype", None) != np.dtype(object)
+    return isinstance(value, LEAVES) and is_closed(type(value)) and getattr(value, "dtype", None) != np.dtype(object)
 
 
 def _name(thing: Any) -> str:
@@ -354,15 +357,12 @@ def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
     model = strategy.model
     parts = [("optimizer", strategy.optimizer), ("criterion", strategy._criterion)]
     for path, part in (*parts, *model.named_modules(prefix="model"), *model.named_parameters(prefix="model")):
-        kinds: dict[str, Any] = dict(getattr(part, "__dict__", {}))
-        kinds |= {name: getattr(part, name) for name in _HOOKS_OF_PARAMETERS if isinstance(part, Tensor)}
-        for name, value in kinds.items():
-            if name.endswith("_hooks") and isinstance(value, dict) and value:
-                yield f"{path}.{name}", list(value.values())
-        yield from ((f"{path}.{name}", [value]) for name, value in replaced(part).items())
+        held: dict[str, Any] = dict(getattr(part, "__dict__", {}))
+        held |= {name: getattr(part, name) for name in _HOOKS_OF_PARAMETERS if isinstance(part, Tensor)}
+        hooks = {n: [*v.values()] for n, v in held.items() if n.endswith("_hooks") and isinstance(v, dict) and v}
+        hooks |= {name: [value] for name, value in replaced(part).items()}
+        yield from ((f"{path}.{name}", found) for name, found in hooks.items())
 
-
-# Attributes to compare between trainings ------------------------------------------------------------------------------
 
 Attributes = dict[str, dict[str, str]]
 """Path of a module or of the loss → attribute → value as text; tensors as hashes."""
@@ -381,9 +381,8 @@ def attributes_of(strategy: Strategy) -> Attributes:
         if isinstance(thing, (*_FUNCTIONS, partial)):
             found[path] = {"function": as_text(thing)}
         elif not is_of(type(thing), "avalanche_amnesia"):
-            own: list[tuple[str, Any]] = []
-            if path.startswith("criterion") and isinstance(thing, nn.Module):  # those of the model are what tasks train
-                own = [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)]
+            is_loss = path.startswith("criterion") and isinstance(thing, nn.Module)  # the model's are what tasks train
+            own = [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)] if is_loss else []
             found[path] = {name: as_text(value) for name, value in (*_attributes(thing), *own)}
             if path.startswith("model.backbone"):  # heads of finished tasks are frozen
                 found[path]["requires_grad"] = str([p.requires_grad for p in thing.parameters(recurse=False)])
@@ -396,6 +395,7 @@ def attributes_of(strategy: Strategy) -> Attributes:
 def torch_settings() -> dict[str, str]:
     """Return name → value, as text, of torch's settings that can change the bits of a result."""
     values = {name: attrgetter(name)(torch) for name in _SETTINGS}
+    values["set_flush_denormal"] = torch.full((), 1e-40).mul(0.5).item() == 0
     return {name: str(value() if callable(value) else value) for name, value in values.items()}
 
 
@@ -449,7 +449,7 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".default[{name}]", value) for name, value in defaults.items())
         yield from ((f".<closure>.{name}", value) for name, value in _closure(code))
         names, attributes = _names_in(code.__code__)
-        inside = {"open": open, **code.__globals__}
+        inside = {"open": open, "id": id, "hash": hash, **code.__globals__}
         package = inside.get("__package__")  # of a relative import
         modules = {name: sys.modules.get(name, sys.modules.get(f"{package}.{name}".rstrip("."))) for name in names}
         todo = [(f".<global>.{name}", inside.get(name, modules[name])) for name in names]
@@ -463,10 +463,9 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
                 todo += ((f"{place}.{at}", part) for at, part in read if is_module or _is_plain(part))
 
 
-def _closure(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each variable in the closure of a function, none for any other object."""
-    cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
-    for name, cell in zip(function.__code__.co_freevars if cells else (), cells, strict=True):
+def _closure(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each variable in the closure of a function."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a name that the outer function has not bound yet
             yield name, cell.cell_contents
 
@@ -486,13 +485,15 @@ def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
     return found, names
 
 
+def attributes(thing: Any) -> dict[str, Any]:
+    """Return name → value of an object's attributes, also of those in slots."""
+    state: Any = object.__getstate__(thing)  # a tuple if the class has slots
+    return {**getattr(thing, "__dict__", {}), **(state[1] if isinstance(state, tuple) else {})}
+
+
 def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    held = [(name, value) for name, value in getattr(thing, "__dict__", {}).items() if name not in _OF_EVERY_MODULE]
-    if slots := getattr(type(thing), "__slots__", None):
-        names = (slots,) if isinstance(slots, str) else slots
-        held += [(name, getattr(thing, name)) for name in names if hasattr(thing, name)]
-    computed = isinstance(thing, nn.Module) and is_closed(type(thing))  # torch computes tensors there in each forward
-    return [(name, value) for name, value in held if not (computed and isinstance(value, Tensor))]
+    left_out = Tensor if isinstance(thing, nn.Module) and is_closed(type(thing)) else ()  # torch computes them there
+    return [(n, v) for n, v in attributes(thing).items() if n not in _OF_EVERY_MODULE and not isinstance(v, left_out)]
 
 
 def as_text(value: Any) -> str:

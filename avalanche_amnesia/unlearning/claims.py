@@ -126,8 +126,7 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def loaded(self, strategy: Strategy) -> None:
-        """After a load into a user's plugin: add all data of earlier trainings to the data this process may know."""
-        assumptions.loaded(strategy)
+        """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache, partial, wraps
+from operator import methodcaller
 from types import FunctionType, ModuleType, SimpleNamespace
 from weakref import proxy
 
@@ -28,11 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import RandomSampler, Subset, TensorDataset
 from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
+from avalanche_amnesia import DisjointModel, DisjointSubnets, seeding, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.training import EVEN_BUDGET
-from avalanche_amnesia.unlearning.assumptions import _is_closed, as_text, attributes_of, is_closed, loaded, open_parts
+from avalanche_amnesia.unlearning.assumptions import _is_closed, as_text, attributes_of, is_closed, open_parts
 
 X, Y = DIGITS.train_stream[0].tensors
 CLASSES = [[0, 1], [0, 1]]
@@ -126,10 +127,7 @@ of_units = partial(changed, maker=amnesiac)
 # name → (maker of a trained strategy, patterns of the parts on which a claim rests)
 NAMED = {
     "data set": (on_data(lambda: task_benchmark(*ITEMS, CLASSES)), ["support.tiny.Items in the data"]),
-    "avalanche's data set": (
-        on_data(lambda: nc_benchmark(*ITEMS, 2, **OF_AVALANCHE)),
-        ["support.tiny.Items in the data"],
-    ),
+    "host's data": (on_data(lambda: nc_benchmark(*ITEMS, 2, **OF_AVALANCHE)), ["support.tiny.Items in the data"]),
     "transform": (on_data(lambda: of_tensors(Drawn(torch.Generator()))), [f"{__name__}.Drawn in the data"]),
     "weak proxy": (on_data(lambda: of_tensors(proxy(KEPT))), [r"weakref\.CallableProxyType in the data"]),
     "lambda in a transform": (on_data(lambda: of_tensors(COMPOSED)), [f"{LAMBDA} in the data"]),
@@ -206,6 +204,8 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     monkeypatch.setattr(torch.autograd, "backward", doubled)
     monkeypatch.setattr(RandomSampler, "__iter__", property(doubled))
     monkeypatch.setattr(nn.init, "zeros_", partial(doubled))
+    monkeypatch.setattr(seeding, "rng_state", doubled)
+    monkeypatch.setattr("math.sqrt", doubled)
     library = torch.library.Library("aten", "IMPL")
     library.impl("hardtanh", doubled, "CPU")
     handle = nn.modules.module.register_module_forward_hook(hook)
@@ -219,9 +219,9 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     patterns += [rf"{name} around the training" for name in (f"{__name__}.Functions", f"{__name__}.Operations", LAMBDA)]
     patterns += [r"_global_forward_hooks \(hook at .*", f"{__name__}.Holder", LAMBDA, rf"reset of Mean \({LAMBDA}\)"]
     patterns += [r"the kernel hardtanh \(CPU\)", r"linear of torch.nn.functional \(linear at test_ass.*"]
-    replaced = ("mul_ of Tensor", "backward of torch.autograd", "zeros_ of torch.nn.init", "step of Adam")
-    replaced += ("__iter__ of RandomSampler", "update of Mean")
-    patterns += [rf"{name} \(doubled at .*" for name in replaced]
+    replaced = ["mul_ of Tensor", "rng_state of avalanche_amnesia.seeding", "sqrt of math"]
+    replaced += ["backward of torch.autograd", "zeros_ of torch.nn.init", "__iter__ of RandomSampler", "step of Adam"]
+    patterns += [rf"{name} \(doubled at .*" for name in (*replaced, "update of Mean")]
     assert_match(parts, patterns)
     monkeypatch.undo()
     assert "hook at test_assumptions.py:" in open_parts(pools(), {"collate_fn": hook})[0]
@@ -291,8 +291,8 @@ def counting(count=0):
         def factor(self):
             COUNTER["calls"] += 1
             FOLDER.settings.scale += getattr(FOLDER.settings, "shift")  # noqa: B009
-            now, drawn = datetime.datetime.now(), np.random.default_rng()
-            return bool(open(__file__).close() or next(NUMBERS) or remembered() or now or drawn)
+            now, drawn, more = datetime.datetime.now(), np.random.default_rng(), (sys.getrecursionlimit, id, np.load)
+            return bool(open(__file__).close() or next(NUMBERS) or remembered() or now or drawn or more)
 
     return Counts()
 
@@ -315,7 +315,8 @@ def test_what_the_code_of_a_network_keeps_outside_of_it_is_compared_or_named():
     assert changed == shown | {f"Counts.{name}" for name in counters}
     assert "Counts.factor.<global>.FOLDER.settings.shift" in after
     named = {part for part in open_parts(strategy, {}) if part.startswith("Counts.")}
-    unknown = ("open", "NUMBERS", "remembered", "datetime.datetime", "np.random.default_rng", "np.random.random")
+    unknown = ["open", "NUMBERS", "remembered", "datetime.datetime", "np.random.default_rng", "np.random.random"]
+    unknown += ["sys.getrecursionlimit", "id", "np.load"]
     assert named == {f"Counts.factor.<global>.{name} of Counts" for name in unknown}
     kind = type(strategy.model.backbone)
     kind.forward = FunctionType(hook.__code__, globals())
@@ -324,8 +325,7 @@ def test_what_the_code_of_a_network_keeps_outside_of_it_is_compared_or_named():
 
 
 def test_a_network_of_the_user_s_is_exact():
-    strategy = learn(remembering(), DIGITS.train_stream[:2])
-    assert strategy.unlearn([1]).claim == "exact"
+    assert learn(remembering(), DIGITS, 2).unlearn([1]).claim == "exact"
 
 
 CHANGES = {
@@ -371,6 +371,8 @@ def test_an_attribute_that_changes_is_a_reason(change, between):
         (torch.Generator(), True),
         (np.random.default_rng(0), True),
         (random.Random(0).random, True),
+        (methodcaller("apply_", hook), True),
+        (np.frompyfunc(hook, 1, 1), True),
         (partial(torch.rand, generator=torch.Generator()), True),
         (Compose([Drawn(torch.Generator())]), True),
         (Compose([RandomHorizontalFlip()]), True),
@@ -393,16 +395,10 @@ def test_functions_and_operators_in_layers_of_torch_are_named():
     torch.library.custom_op("script::kept", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")
     graph.call_function(torch.ops.script.kept, (graph.call_function(flat, (graph.placeholder("x"),)),))
     module.drop.extra, module.graph = loss, torch.fx.GraphModule(nn.Module(), graph)
-    patterns = ["extra of Dropout", "flat of GraphModule", "kept of GraphModule"]
-    assert sorted(open_parts(strategy, {})) == patterns
-
-
-def test_an_object_in_a_long_list_of_the_data_is_named():
-    benchmark = task_benchmark((X, Y), (X, Y), CLASSES)
-    strategy = pools()
-    strategy.experience = benchmark.train_stream[0]
-    strategy.experience.dataset.extra = [1] * 5000 + [Drawn(None)]
-    assert open_parts(strategy, {}) == (f"{__name__}.Drawn in the data",)
+    assert sorted(open_parts(strategy, {})) == ["_graph of GraphModule", "extra of Dropout"]
+    strategy._criterion = module.graph
+    parts = [part for part in open_parts(strategy, {}) if part.startswith("the loss")]
+    assert_match(parts, ["the loss the operator script.kept", r"the loss flat at test_assumptions.py:\d+"])
 
 
 def test_arguments_of_train_and_settings_of_torch_are_compared(monkeypatch):
@@ -438,14 +434,12 @@ def test_tensors_and_torchvision_s_transforms_are_closed():
     benchmark = task_benchmark(pictures, pictures, CLASSES, transforms=[crops, crops])
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8))
     strategy = make(Independent, model=NetworkPerTask(net, n_features=8), train_epochs=1)
-    learn(strategy, benchmark.train_stream)
-    assert strategy.unlearn([0]).claim == "exact"
+    assert learn(strategy, benchmark).unlearn([0]).claim == "exact"
 
 
 def test_data_and_transforms_that_change_between_tasks_are_named():
     x, crops = torch.rand(40, 3, 8, 8), Compose([RandomCrop(8, padding=1), RandomHorizontalFlip(0.1)])
-    data = TensorDataset(x, torch.arange(40) % 4)
-    data.targets = (torch.arange(40) % 4).tolist()
+    data = tiny.with_targets(x, torch.arange(40) % 4)
     strategy = pools()
     for strategy.experience in nc_benchmark(data, data, 2, True, seed=0, train_transform=crops).train_stream:
         assert open_parts(strategy, {}) == ()
@@ -453,13 +447,25 @@ def test_data_and_transforms_that_change_between_tasks_are_named():
     crops.transforms[1].p = 0.9
     crops.transforms.append(crops.transforms[0])
     data.tensors = data.tensors[::-1]
-    later, named = pools(), ("Tensor", "Compose", "RandomHorizontalFlip", "TensorDataset")
-    later.experience = strategy.experience
-    assert open_parts(later, {}) == ()
-    loaded(later)
-    for each in (strategy, later):
-        parts = {part.rpartition(".")[2] for part in open_parts(each, {})}
-        assert parts == {f"{name} in the data, changed" for name in named}
+    parts = {part.rpartition(".")[2] for part in open_parts(strategy, {})}
+    named = ("Tensor", "Compose", "RandomHorizontalFlip", "TensorDataset")
+    assert parts == {f"{name} in the data, changed" for name in named}
+
+
+def of_subset(rows, **attributes):
+    """Weight pools before a task of a subset of rows."""
+    subset, strategy = Subset(rows, range(len(rows))), pools()
+    vars(subset).update(targets=[at % 4 for at in range(len(rows))], **attributes)
+    strategy.experience = nc_benchmark(subset, subset, 2, True, seed=0).train_stream[0]
+    return strategy
+
+
+@pytest.mark.parametrize("kind", [np.zeros, bytearray, lambda n: [0] * n, torch.zeros])
+def test_rows_of_data_that_change_are_named(kind):
+    strategy = of_subset([((row := kind(1)), 0)] * 2000)
+    assert open_parts(strategy, {}) == ()
+    row[0] += 1
+    assert "torch.utils.data.dataset.Subset in the data, changed" in open_parts(strategy, {})
 
 
 def test_a_record_names_the_parts_and_keeps_them_in_json():
@@ -471,12 +477,7 @@ def test_a_record_names_the_parts_and_keeps_them_in_json():
     assert "- support.strategies.Hears" in str(record)
 
 
-class Rows(list):
-    """A list with code of the script's."""
-
-
-class Marked(torch.Tensor):
-    """Tensors with code of the script's."""
+Rows, Marked = type("Rows", (list,), {}), type("Marked", (torch.Tensor,), {})  # the script's
 
 
 @pytest.mark.parametrize(
@@ -486,14 +487,11 @@ class Marked(torch.Tensor):
         (torch.zeros(1).as_subclass(Marked), "Marked"),
         (defaultdict(Holder), "Holder"),
         ([np.zeros(1), Rows()], "Rows"),
+        ([1] * 5000 + [Holder()], "Holder"),
     ],
 )
-def test_subclasses_of_containers_and_tensors_are_named(held, named):
-    subset = Subset(TensorDataset(X, Y), range(len(Y)))
-    subset.extra = held
-    subset.targets = Y.tolist()
-    strategy = make(DisjointSubnets)
-    strategy.experience = nc_benchmark(subset, subset, 2, True, seed=0).train_stream[0]
+def test_objects_and_subclasses_of_containers_and_tensors_in_data_are_named(held, named):
+    strategy = of_subset(TensorDataset(X, Y), extra=held)
     assert any(named in part for part in open_parts(strategy, {}))
 
 
@@ -512,10 +510,8 @@ def test_a_module_of_the_script_that_hides_a_standard_one_is_open(monkeypatch, t
     "other", [nn.functional.multi_margin_loss, partial(nn.functional.cross_entropy, label_smoothing=0.1)]
 )
 def test_another_loss_function_between_two_tasks_is_a_reason(other):
-    strategy = make(DisjointSubnets, criterion=nn.functional.cross_entropy)
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(make(DisjointSubnets, criterion=nn.functional.cross_entropy), DIGITS, 1)
     strategy._criterion = other
-    strategy.train(DIGITS.train_stream[1])
-    record = strategy.unlearn([0])
+    record = learn(strategy, DIGITS, [1]).unlearn([0])
     assert record.claim == "approximate"
     assert "criterion" in " ".join(record.reasons)

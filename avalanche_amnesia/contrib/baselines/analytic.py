@@ -75,7 +75,7 @@ class TaskSums(NoHead):
     def change(self, rows: Tensor, places: Tensor | None = None) -> None:
         """Add samples, rows of ``φ`` and label int16 ``(n, D + 1)``; or subtract them, if ``places`` are given."""
         if places is None:
-            self.hashes = torch.cat([self.hashes, hashes_of(rows)])
+            self.hashes = torch.cat([self.hashes, self.hashes_of(rows)])
             self.kept = torch.cat([self.kept, rows[:, : self.kept.shape[1]]])
         else:
             left = torch.ones_like(self.hashes, dtype=torch.bool)
@@ -92,15 +92,15 @@ class TaskSums(NoHead):
         there = sums[:, -1] > 0  # the constant's
         self.classes, self.sums = classes[there], sums[there]
 
+    @staticmethod
+    def hashes_of(rows: Tensor) -> Tensor:
+        """Hash each row of whole numbers with BLAKE3; return the first 8 bytes of each hash as int64 ``(n,)``."""
+        made = [int.from_bytes(blake3(row.tobytes()).digest(8), "little", signed=True) for row in rows.cpu().numpy()]
+        return torch.tensor(made, dtype=torch.int64, device=rows.device)
 
-def hashes_of(rows: Tensor) -> Tensor:
-    """Hash each row of whole numbers with BLAKE3; return the first 8 bytes of each hash as int64 ``(n,)``."""
-    made = [int.from_bytes(blake3(row.tobytes()).digest(8), "little", signed=True) for row in rows.cpu().numpy()]
-    return torch.tensor(made, dtype=torch.int64, device=rows.device)
 
-
-_SOLVED: WeakKeyDictionary[nn.Module, dict[int | None, tuple[Any, nn.Linear, list[Tensor]]]] = WeakKeyDictionary()
-"""Model → its heads, with versions and tensors of the sums they were computed from; they are no state of the model."""
+_SOLVED: WeakKeyDictionary[nn.Module, tuple[Any, nn.Linear, list[Tensor]]] = WeakKeyDictionary()
+"""A task's sums, or the model → head, with versions and tensors of the sums it was computed from; no state."""
 _TOTAL: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[tuple[int, int], Tensor]]] = WeakKeyDictionary()
 """Model → sum of its tasks' ``gram``, and these by id and version."""
 
@@ -143,7 +143,6 @@ class AnalyticModel(MultiHeadModel):
     isolates = True
     additive = True
     _head_entry = "gram"
-    hashes = staticmethod(hashes_of)
 
     def __init__(
         self,
@@ -264,15 +263,13 @@ class AnalyticModel(MultiHeadModel):
         """Join features ``φ`` ``(n, D)`` and labels ``(n,)`` into one row per sample, int16 ``(n, D + 1)``."""
         return torch.cat([features, labels[:, None]], 1).short()
 
-    def subtract(self, task: int, places: Tensor, rows: Tensor) -> bool:
-        """Subtract samples from a trained task's sums; return False if the hashes stored at ``places`` differ."""
+    def subtract(self, task: int, places: Tensor, rows: Tensor) -> None:
+        """Subtract samples from a trained task's sums: the ``rows`` learned at ``places``."""
         new = self.heads[task].twin()
-        if there := torch.equal(new.hashes[places], hashes_of(rows)):
-            new.change(rows, places)
-            self.store_task(task, new)
-            self.heads.finish(task)
-            self._settle(task)
-        return there
+        new.change(rows, places)
+        self.store_task(task, new)
+        self.heads.finish(task)
+        self._settle()
 
     def close_classes(self, task: int, classes: Sequence[int]) -> None:
         """Do nothing: a class without samples has no sums."""
@@ -280,11 +277,11 @@ class AnalyticModel(MultiHeadModel):
     def remove_task(self, task: int) -> None:
         """Remove the sums of ``task`` and all heads computed with them, and subtract them from the cached total."""
         super().remove_task(task)
-        self._settle(task)
+        self._settle()
 
-    def _settle(self, task: int) -> None:
-        """Delete cached heads computed with earlier sums of ``task``, and update the cached total over all tasks."""
-        _SOLVED[self] = {key: head for key, head in _SOLVED.get(self, {}).items() if key not in (None, task)}
+    def _settle(self) -> None:
+        """Delete the cached head for all tasks, and update the total; a replaced task's head goes with its sums."""
+        _SOLVED.pop(self, None)
         if self in _TOTAL:
             self._total([self.heads[other] for other in self.tasks])
 
@@ -292,7 +289,7 @@ class AnalyticModel(MultiHeadModel):
         """Return a task's head: the regression on its sums or, while the task is in training, the sums themselves."""
         found = super().head(task)
         in_training = self.training and task in self.heads.unfinished
-        return found if in_training or not isinstance(found, TaskSums) else self._solved(task, [found])
+        return found if in_training or not isinstance(found, TaskSums) else self._solved(found, [found])
 
     def forward(self, x: Any, task_labels: int | Tensor | None = None) -> Tensor:
         """Return the logits for each sample's task or, without ``task_labels``, for all classes of all tasks.
@@ -306,16 +303,15 @@ class AnalyticModel(MultiHeadModel):
             return super().forward(x, task_labels)
         if not self.tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
-        return self._solved(None, [self.heads[task] for task in self.tasks])(self.features(x))
+        return self._solved(self, [self.heads[task] for task in self.tasks])(self.features(x))
 
-    def _solved(self, task: int | None, parts: Sequence[TaskSums]) -> nn.Linear:
-        """Return the cached regression head for the sums ``parts``; compute it again if sums or ridge have changed."""
-        buffers = [buffer for part in parts for buffer in part.buffers()]
+    def _solved(self, of: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
+        """Return the cached head ``of`` a task's sums, or of the model; compute it if sums or ridge have changed."""
+        buffers = [buffer for part in parts for buffer in part._buffers.values() if buffer is not None]
         versions = self.ridge, [(id(buffer), buffer._version) for buffer in buffers]
-        known = _SOLVED.setdefault(self, {})
-        if task not in known or known[task][0] != versions:
-            known[task] = versions, self._regression(parts, task is None), buffers  # no other object gets their ids
-        return known[task][1]
+        if of not in _SOLVED or _SOLVED[of][0] != versions:
+            _SOLVED[of] = versions, self._regression(parts, of is self), buffers  # no other object gets their ids
+        return _SOLVED[of][1]
 
     @torch.inference_mode(False)
     def _total(self, parts: Sequence[TaskSums]) -> Tensor:

@@ -24,12 +24,12 @@ class _AllClasses(TaskInference):
 
     @torch.no_grad()
     def __call__(self, x: Tensor | Mapping[str, Tensor], task: int | None = None) -> Prediction:
-        """Return each sample's class and task; if several tasks have samples of the class, the newest of them."""
+        """Return each sample's class and task; if several tasks have samples of the class, the highest of them."""
         if task is not None:
             return super().__call__(x, task)
         logits = self.model(x)
         tasks, classes, known = torch.zeros((3, logits.shape[1]), dtype=torch.int64, device=logits.device)
-        for label in self.model.tasks:
+        for label in sorted(self.model.tasks):  # in whatever order they were trained
             sums: Any = self.model.heads[label]
             named = sums.originals[sums.classes]
             tasks[named], classes[named], known[named] = label, sums.classes, 1

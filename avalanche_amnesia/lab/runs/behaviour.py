@@ -1,12 +1,14 @@
 """Collect facts that affect a training but are no settings: hooks, replaced methods, tensors and the user's code."""
 
+import copyreg
+import marshal
 import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from enum import Enum
-from pathlib import Path, PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from pathlib import PurePath
+from stat import S_ISREG
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,9 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
 from avalanche_amnesia.unlearning import assumptions
 
-_PLAIN = (bool, int, float, complex, range, str, bytes, type(None), type(...), PurePath, Enum, np.generic)
-_VALUES = (*_PLAIN, torch.dtype, torch.device, torch.Size, Tensor, np.ndarray)
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
-_LEAVES = (*_VALUES, CodeType, ModuleType, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
+_LEAVES = (*assumptions.LEAVES, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
 _LEFT_OUT = assumptions.LEADING_OUT | {"training", *(name for name in vars(torch.nn.Module()) if "_hooks" in name)}
 """Attributes not followed: a module's mode, which evaluations change, and its hooks, whose keys count all hooks."""
 
@@ -61,12 +61,12 @@ def _is_a_script_s(plugin: Any) -> bool:
     return not evaluates and not type(plugin).__module__.startswith("avalanche")
 
 
-def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[str]:
-    """Return code and plain values of the user's script in ``roots`` as sorted lines, each a path and its value.
+def script_code(roots: Iterable[object], skip: Iterable[object] = (), *, files: bool = True) -> list[str]:
+    """Return the script's code and plain values inside ``roots`` as sorted lines, each a path and its value.
 
     Functions and classes of the script count with the values in their closures, defaults and globals. Containers and
-    attributes are followed; an object met before is only named. Values are numbers, text (with size and time of a file
-    that it names) and tensors; those in objects of this package and of Avalanche are covered by state and data.
+    attributes are followed; an object met before is only named. Values are numbers, text (``files``: with size and time
+    of a file that it names) and tensors; state and data cover those in objects of this package and of Avalanche.
     """
     lines: set[str] = set()
     names = {id(thing): type(thing).__qualname__ for thing in skip}
@@ -82,15 +82,16 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[st
             numbers[kind] += not inside
             names[id(thing)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
             tells = told if inside else isinstance(thing, assumptions.CALLED) or not _is_installed(thing)
-            todo += ((f"{name}{at}", part, tells) for at, part in _parts(thing))
+            todo += ((f"{name}{at}", part, tells) for at, part in _parts(thing, files=files))
         elif isinstance(thing, (Tensor, np.ndarray)):
             todo += ((f"{place}{at}", part, told) for at, part in _attributes(thing))
         if told:
-            lines.add(f"{place} {names[id(thing)] if id(thing) in names else _as_text(thing)}")
+            text = names[id(thing)] if id(thing) in names else assumptions.as_text(thing)
+            lines.add(f"{place} {text}{_of_file(thing) if files and isinstance(thing, (str, PurePath)) else ''}")
     return sorted(lines)
 
 
-def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+def _parts(thing: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
     """Yield pairs (path, value), such as path ``.code``, for the parts of a function, class, container or object."""
     if isinstance(thing, (type, FunctionType)) and _is_installed(thing):
         patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
@@ -102,39 +103,34 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield ".code", getattr(thing, "__code__", None)
     elif isinstance(thing, assumptions.CONTAINERS):
         yield from _attributes(thing)
-        is_set = isinstance(thing, (set, frozenset))  # sets of text have another order in every process
-        entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        if len(thing) < assumptions.LONG:
-            yield from [(".order", str([*map(_as_text, thing)]))] if isinstance(thing, dict) else []
-            yield from ((f"[{_as_text('' if is_set else key)}]", value) for key, value in entries)
-        else:
-            texts = [_as_text(part) for part in tree_leaves([*entries]) if isinstance(part, _VALUES)]
-            yield "[…]", blake3("\n".join(sorted(texts) if is_set else texts).encode(errors="replace")).hexdigest()
+        items: Iterable[Any] = thing.items() if isinstance(thing, dict) else thing
+        if len(thing) >= assumptions.LONG:
+            with suppress(ValueError):  # of entries that are no plain values or arrays
+                yield "[…]", blake3(marshal.dumps(thing, 2)).hexdigest()  # type: ignore[arg-type]
+                texts = (each for each in tree_leaves([*items]) if isinstance(each, str)) if files else ()
+                yield "[files]", blake3("".join(map(_of_file, texts)).encode()).hexdigest()
+                return
+        # Sets of text have another order in every process.
+        yield from (("[]" if isinstance(thing, (set, frozenset)) else f"[{at}]", v) for at, v in enumerate(items))
     else:
         yield ".class", type(thing)
         yield from _attributes(thing)
+        if not assumptions.attributes(thing) and assumptions.is_installed(type(thing)):  # such as re.Pattern
+            with suppress(Exception):  # of objects that can't be pickled
+                yield ".state", copyreg.dispatch_table.get(type(thing), lambda it: it.__reduce_ex__(2))(thing)
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    state: Any = object.__getstate__(thing)  # a tuple if the class has slots
-    slots = state[1] if isinstance(state, tuple) else {}
-    for name, held in {**getattr(thing, "__dict__", {}), **slots}.items():
+    for name, held in assumptions.attributes(thing).items():
         if name not in _LEFT_OUT or (name in assumptions.LEADING_OUT and not _is_installed(held)):
             yield f".{name}", held
-
-
-def _as_text(part: object) -> str:
-    """Return text for a plain value, a tensor or code, and the class name for any other object."""
-    if isinstance(part, (str, PurePath)):
-        return f"{part!r}{_of_file(part)}"
-    return repr(part) if isinstance(part, _PLAIN) else assumptions.as_text(part)
 
 
 def _of_file(value: str | PurePath) -> str:
     """Return size and modification time of the file with this path as text, or an empty string if there is no file."""
     with suppress(OSError, ValueError):
-        if (file := Path(value)).is_file():
-            return f" {file.stat().st_size} {file.stat().st_mtime_ns}"
+        file = os.stat(value)
+        return f" {file.st_size} {file.st_mtime_ns}" if S_ISREG(file.st_mode) else ""
     return ""
 
 

@@ -42,17 +42,21 @@ def without_trace(read: Callable[[], str], strategy: Strategy, *given: Any) -> s
     if not is_open or current_process().daemon or torch.cuda.is_available() or "fork" not in get_all_start_methods():
         return read()
     # As a worker of torch's DataLoader, but one that may have such workers itself.
-    with ProcessPoolExecutor(1, get_context("fork"), _WORK.append, (read,)) as copy:
+    with ProcessPoolExecutor(1, get_context("fork"), _begin, (read,)) as copy:
         try:
             return copy.submit(_in_copy).result()
         except (BrokenExecutor, SystemExit) as error:
             raise NotRepeatableError("the process that read its data ended, or needed more than 300 s") from error
 
 
+def _begin(read: Callable[[], str]) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(300)  # seconds until the copy is killed: first, because all else may wait for a lock
+    _WORK.append(read)
+
+
 def _in_copy() -> str:
     torch.set_num_threads(1)  # a copy has no other threads, and may wait for a lock that one of them held
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(300)  # seconds until the copy is killed
     return _WORK[0]()
 
 

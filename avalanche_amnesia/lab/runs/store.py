@@ -276,9 +276,9 @@ class StoredRun:
         )
 
     def _train(self, experience: Any, options: Mapping[str, Any]) -> None:
-        before = set(script_code([experience.dataset]))
+        before = set(script_code([experience.dataset], files=False))
         self._strategy.train(experience, **options)
-        changed = sorted(before.difference(script_code([experience.dataset])))  # new values may be a cache
+        changed = sorted(before.difference(script_code([experience.dataset], files=False)))  # new values may be a cache
         if self.stored and changed:  # a run that loads this task would lack the change
             self._stop(f"the training is not repeatable: it changed {changed[0].rsplit(' ', 1)[0]} in its data set")
 

@@ -268,18 +268,18 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         plugin.forget(strategy, context.tasks, change)
         model.restore_task_state(sums)  # the task was removed as a whole
         context.trajectory.logs = logs
-        hashes = model.heads[task].hashes
+        hashes, hashes_of = model.heads[task].hashes, model.heads[task].hashes_of
         if len(hashes) != len(left.held):
             raise refusal(f"task {task} learned {len(hashes)} samples, and its data has {len(left.held)} by now")
         places = torch.tensor([place for place, at in enumerate(left.held) if at in left.gone])
         copies = torch.isin(hashes.cpu(), hashes.cpu()[places])
         copies[places] = False
-        for some in copies.nonzero()[:, 0].split(_AT_A_TIME) if bool(copies.any()) else ():
-            if not torch.equal(model.hashes(read(some)), hashes[some]):
-                raise refusal(f"a loader or plugin repeated samples of task {task}")
-        for some in reversed(places.split(_AT_A_TIME)):  # last ones first, so that earlier indices stay valid
-            if not model.subtract(task, some, read(some)):
-                raise refusal(f"samples {[left.held[at] for at in some[:10]]} of task {task} have other features")
+        asked = torch.cat([places, copies.nonzero()[:, 0]])
+        rows = torch.cat([read(some) for some in asked.split(_AT_A_TIME)])
+        if other := [left.held[at] for at in asked[(hashes_of(rows) != hashes[asked]).cpu()]]:
+            why = "have other features than in its training, or a loader or plugin repeated samples there"
+            raise refusal(f"samples {other[:10]} of task {task} {why}")
+        model.subtract(task, places, rows[: len(places)])
         warn_of_copies([left.held[at] for at in copies.nonzero()[:, 0]], task, event)
         change.set(plugin, forgotten=left.forgotten)
         first = plugin.claims.training(task)

@@ -51,7 +51,7 @@ class Snapshot:
             roots = [*self._attributes.values(), *(plugin for plugin in plugins if not isinstance(plugin, OF_THE_HOST))]
         optimizer = strategy.optimizer
         roots += [optimizer.state, optimizer.param_groups, optimizer.defaults]
-        found = list(known_parts(roots, skip=[strategy, strategy.evaluator]))
+        found = list(known_parts(roots, {id(each): each for each in (strategy, strategy.evaluator)}))
         parts = [each for each in found if isinstance(each, CONTAINERS)]
         parts += [vars(each) for each in (optimizer, *found) if each is optimizer or is_known(each)]
         parts += [part for module in modules for part in _parts_of(module)]

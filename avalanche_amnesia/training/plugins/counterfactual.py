@@ -25,7 +25,7 @@ from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import samples_at, training_samples
 from avalanche_amnesia.trajectory.removal import Moved, Removal
-from avalanche_amnesia.trajectory.sparse import positions, take
+from avalanche_amnesia.trajectory.sparse import put, take
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.trajectory.undo_log import Log
 from avalanche_amnesia.transaction import Transaction
@@ -33,8 +33,6 @@ from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError
 
-MOST_HELD = 2**22
-"""Largest number of backbone parameters that lets each task's removal be stored while heads are fitted."""
 SEVERAL = frozenset({-1})
 """Key of the head for any set of several tasks."""
 MOST_APART = 3
@@ -44,11 +42,10 @@ MOST_APART = 3
 class _WithoutTasks:
     """Helper that removes the updates of chosen tasks from a model's backbone within a ``with`` block."""
 
-    def __init__(self, model: TaskMaskedModel, trajectory: Trajectory, tasks: Collection[int]) -> None:
+    def __init__(self, model: TaskMaskedModel, trajectory: Trajectory) -> None:
         self._trajectory = trajectory
         self._parameters = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
-        few = sum(p.numel() for p in self._parameters.values()) <= MOST_HELD
-        self._of_one = _apart(trajectory.logs, tasks, self._parameters) if few and not trajectory.repairs else None
+        self._writers = None if trajectory.repairs else _writers(trajectory.logs, self._parameters)
 
     @contextmanager
     def taken_out(self, gone: Collection[int]) -> Iterator[None]:
@@ -63,30 +60,30 @@ class _WithoutTasks:
                 of.put_back(parameter)
 
     def _removal(self, gone: Collection[int]) -> Mapping[str, Moved]:
-        if self._of_one is None:  # computed and not applied: the logs do not change
+        if self._writers is None:  # computed and not applied: the logs do not change
             return self._trajectory.remove(tuple(gone), self._parameters).moved
-        several = {name: [of[task] for task in gone if task in of] for name, of in self._of_one.items()}
-        joined = {name: map(torch.cat, zip(*parts, strict=True)) for name, parts in several.items() if parts}
-        return {name: Moved(self._parameters[name].shape, *parts) for name, parts in joined.items()}
+        is_gone = torch.tensor([False, *(writer in gone for writer in self._trajectory.logs)])
+        found = {}
+        for name, (writer_of, old) in self._writers.items():
+            where, now = take(is_gone, writer_of).reshape(old.shape), self._parameters[name]
+            found[name] = Moved(where.to(now.device), *(take(of, where.to(of.device).reshape(-1)) for of in (now, old)))
+        return found
 
 
-def _apart(
-    logs: Mapping[int, Log], tasks: Collection[int], current: Mapping[str, Tensor]
-) -> dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] | None:
-    """Return tensor → task → (index, current values, values without the task); None if two tasks changed one entry."""
-    apart: dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
+def _writers(logs: Mapping[int, Log], current: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | None:
+    """Return tensor name → 1 + place of each entry's writer (0: none), values without any; None if an entry has two."""
+    found = {}
     for name, value in current.items():
-        apart[name], written = {}, torch.zeros(value.shape, dtype=torch.bool)
-        for writer, entry in ((writer, log[name]) for writer, log in logs.items() if name in log):
-            where = entry.where
-            if bool((where & written).any()):
-                return None
-            written |= where
-            if writer in tasks:
-                index = positions(where.to(value.device))
-                now = take(value, index)
-                apart[name][writer] = index, now, entry.before(now.cpu()).to(value.device)
-    return apart
+        writer_of, old = torch.zeros(value.numel(), dtype=torch.int16), value.cpu().clone()
+        for number, log in enumerate(logs.values(), 1):
+            if name in log:
+                where = log[name].where.reshape(-1)
+                if bool(take(writer_of, where).any()):
+                    return None
+                put(writer_of, where, torch.tensor(number, dtype=torch.int16))
+                put(old, where, log[name].before(take(old, where)))
+        found[name] = writer_of, old.to(value.device)
+    return found
 
 
 class CounterfactualPlugin(Plugin):
@@ -189,13 +186,10 @@ class CounterfactualPlugin(Plugin):
             size = strategy.train_mb_size
             drawn, _ = training_samples(strategy, STATISTICS_BATCHES * size, seed)
             seen = [some for some in drawn.split(size) if len(some) > 1]
-        without = _WithoutTasks(model, trajectory, sources)
+        without = _WithoutTasks(model, trajectory)
         features_now = CounterfactualFeatures(model, task, x, seen)
         labels, unfitted = y.to(features_now.x.device), list[str]()
         with evaluating(model):
-            for gone in (frozenset[int](), sources) if len(removals) > 1 else ():  # most units are as in one of these
-                with without.taken_out(gone):
-                    features_now(slice(1))
             for gone in removals:
                 try:
                     self.heads[task][gone] = head_fit.compacted(self._fitted(without, features_now, labels, gone))

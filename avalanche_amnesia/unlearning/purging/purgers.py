@@ -4,7 +4,7 @@ Without purgers an Avalanche strategy would relearn an unlearned task: EWC pulls
 distils a model trained on it, and Replay trains on its samples. Learned state without a purger raises an error.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -107,7 +107,8 @@ def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
     others = [strategy.optimizer, strategy.evaluator, *strategy.plugins]
     with whole(strategy.model) as model:
         others += [*model.modules(), *model.parameters(), *model.buffers()]
-    names = [(thing, learned_state(thing, others)) for thing in things]
+    known: dict[int, object] = {id(each): each for each in others}
+    names = [(thing, learned_state(thing, known)) for thing in things]
     return [(thing, name) for thing, name in names if name is not None]
 
 
@@ -122,12 +123,12 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
         )
 
 
-def learned_state(thing: object, others: Collection[object] = ()) -> str | None:
+def learned_state(thing: object, others: Mapping[int, object] = {}) -> str | None:
     """Return the name of the first attribute (or ``"state()"``) of an object that holds learned state, or None.
 
     Learned state is a tensor, array, data set, experience, or module with tensors: in the attribute itself, or in
-    containers and objects of Avalanche and this package there. Objects in ``others`` do not count. For an object with
-    ``load_state``, the result of ``state()`` is searched. Objects of other classes are not searched.
+    containers and objects of Avalanche and this package there. Objects in ``others`` (by id) do not count. For an
+    object with ``load_state``, the result of ``state()`` is searched. Objects of other classes are not searched.
     """
     if hasattr(type(thing), "load_state"):
         held = {"state()": getattr(thing, "state")()}  # noqa: B009 - any class may have it
@@ -136,10 +137,8 @@ def learned_state(thing: object, others: Collection[object] = ()) -> str | None:
     else:
         tensors = [*thing.named_parameters(), *thing.named_buffers()] if isinstance(thing, nn.Module) else []
         held = {**dict(tensors), **getattr(thing, "__dict__", {})}
-    for name, value in held.items():
-        if any(map(_is_state, known_parts([value], skip=others))):
-            return name
-    return None
+    seen = dict(others)
+    return next((name for name, value in held.items() if any(map(_is_state, known_parts([value], seen)))), None)
 
 
 def own_attributes(strategy: object) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import weakref
 from copy import deepcopy
 from functools import partial
 from unittest.mock import patch
@@ -81,7 +82,7 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
     online = list(split_online_stream(benchmark.train_stream, draw.choice([20, 40, 1000]), seed=seed))
     arriving = labelled(draw.sample(online, len(online)), parts=True)
     strategy, parts, left_out = make(size=size), {}, {}
-    x = task_data(benchmark.test_stream[0])[0][:2]
+    x = task_data(benchmark.test_stream[0])[0]
     for part in arriving:
         if draw.random() < 0.2:  # a training fails in the middle of a sum
             before = state(strategy.model)
@@ -123,6 +124,7 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
         fresh.train(experience_without(join(parts[task]), left_out[task]))
     assert same_state(state(strategy.model), state(fresh.model))
     assert torch.equal(strategy.model(x), fresh.model(x))
+    assert all(map(torch.equal, strategy.predict(x), fresh.predict(x)))  # some classes are in two tasks
     data = EagerCLStream("train", [part for task in strategy.model.tasks for part in parts[task]])
     if unlearning_plugin(strategy).records:
         assert strategy.prove(partial(make, size=size), CLScenario([data])).proved
@@ -256,8 +258,11 @@ def test_a_class_without_samples_leaves_the_head():
     strategy = learn(ranpac(), STREAM, 2)
     x = task_data(STREAM.test_stream[0])[0]
     assert set(strategy.model(x).argmax(1).tolist()) <= {0, 1, 2, 3}
+    strategy.model(x, 0)
+    heads = [weakref.ref(analytic._SOLVED[sums][1]) for sums in (strategy.model, strategy.model.heads[0])]
     strategy.unlearn(task=0, classes=[1])
-    assert (strategy.model.heads[0].classes.tolist(), [*analytic._SOLVED[strategy.model]]) == ([0], [])  # no old head
+    gc.collect()
+    assert (strategy.model.heads[0].classes.tolist(), [head() for head in heads]) == ([0], [None, None])
     assert bool((strategy.model(x)[:, 1] == -1000).all())
     assert not strategy.predict(x, 0).classes.any()
     strategy.eval(STREAM.test_stream)  # samples of the class among them
@@ -374,7 +379,7 @@ def refused(strategy, match, data=STREAM, **request):
 def test_samples_that_a_loader_repeated_are_refused():
     same = Hears(before_training_iteration=lambda s: vars(s).update(mbatch=[p[[0] * len(p)] for p in s.mbatch]))
     strategy = learn(ranpac(plugins=[same]), STREAM, 2)
-    refused(strategy, "a loader or plugin repeated samples of task 1", task=1, samples=[0])
+    refused(strategy, "of task 1 .* a loader or plugin repeated samples", task=1, samples=[0])
 
 
 def test_samples_that_were_left_out_or_transformed_at_random_are_refused():

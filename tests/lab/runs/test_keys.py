@@ -2,10 +2,14 @@
 
 import functools
 import random
+import re
+import signal
 import warnings
 from dataclasses import make_dataclass, replace
+from decimal import Decimal
 from functools import partial
 from itertools import product
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -72,16 +76,13 @@ def test_every_change_before_the_run_changes_the_key():
 )
 def test_a_run_that_is_changed_between_steps_leaves_the_store(change, words, tmp_path):
     store = RunStore(tmp_path)
-    run, plain = store.run(brief()), brief()
-    run.train(DIGITS.train_stream[0])
-    plain.train(DIGITS.train_stream[0])
+    run, plain = learn(store.run(brief()), DIGITS, 1), learn(brief(), DIGITS, 1)
     CHANGES[change](run.strategy)
     CHANGES[change](plain)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for task in (1, 2):
-            run.train(DIGITS.train_stream[task])
-            plain.train(DIGITS.train_stream[task])
+        learn(run, DIGITS, [1, 2])
+        learn(plain, DIGITS, [1, 2])
     assert bits(run.strategy.model) == bits(plain.model)
     assert sum(words in str(warning.message) for warning in told) == 1
     assert len(store.nodes()) == 1
@@ -138,12 +139,6 @@ def louder_steps(gain):
     return Steps
 
 
-def of_class(kind):
-    strategy = brief()
-    strategy.__class__ = kind
-    return strategy
-
-
 def losses(one, other):
     return lambda: brief(criterion=one), lambda: brief(criterion=other)
 
@@ -168,7 +163,9 @@ def stepping(gain):
     return strategy
 
 
+BARE = [(re.compile(text), itemgetter(text), Decimal(text), slice(text), np.dtype(f"f{text}")) for text in "48"]
 SCRIPTS = {
+    **{type(one).__name__: losses(weighted(one), weighted(other)) for one, other in zip(*BARE, strict=True)},
     "attribute of a dictionary": losses(shown(1.0), shown(2.0)),
     "attribute in a slot": losses(Slotted(1.0), Slotted(2.0)),
     "order of a dictionary": losses(partial(weighted, {"a": 1, "b": 2}), partial(weighted, {"b": 2, "a": 1})),
@@ -184,7 +181,7 @@ SCRIPTS = {
     "number of a plugin": (lambda: brief(plugins=[ShrinksByEpoch(1.0)]), lambda: brief(plugins=[ShrinksByEpoch(0.9)])),
     "activation": (lambda: brief(net=Net), lambda: brief(net=lambda: Net(torch.tanh))),
     "network in evaluations": (lambda: brief(net=Net), lambda: brief(net=lambda: Net(evaluated=2))),
-    "method of the strategy": (lambda: of_class(louder_steps(1.0)), lambda: of_class(louder_steps(1.5))),
+    "method of the strategy": (lambda: make(louder_steps(1.0)), lambda: make(louder_steps(1.5))),
     "betas": (brief, lambda: brief(optimizer=partial(Adam, lr=1e-2, betas=(0.8, 0.999)))),
     "price of a mask": (lambda: brief(masks=PRICED), lambda: brief(masks=replace(PRICED, sparsity_weight=0.1))),
     "compensation": (brief, lambda: brief(compensation="none")),
@@ -399,6 +396,13 @@ def test_objects_of_one_class_are_told_apart_by_their_places():
     keys = [key_of(brief(), of(Named(pair, True))) for pair in [*pairs] * 2]
     assert len(set(keys)) == 4
     assert keys[:4] == keys[4:]
+
+
+def test_a_copy_that_hangs_ends(monkeypatch):
+    monkeypatch.setattr(signal, "alarm", lambda seconds, alarm=signal.alarm: alarm(1))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: signal.pause())
+    with pytest.warns(UserWarning, match="ended, or needed more than 300 s"):
+        key_of(brief(), of(lambda x: x))
 
 
 METHODS = {
