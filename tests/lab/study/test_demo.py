@@ -1,7 +1,7 @@
 """The demo: equal results for equal seeds, its files, and its errors."""
 
 import re
-from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import loky
@@ -25,14 +25,8 @@ def one_core(monkeypatch):
     monkeypatch.setattr(loky, "cpu_count", lambda: 1)
 
 
-FULL = module.demo_experiment
-
-
-def fewer_images(*settings):
-    experiment = FULL(*settings)
-    return replace(experiment, stream=replace(experiment.stream, n_train=200, n_test=100))
-
-
+FEWER_IMAGES = partial(module.settings.StreamSettings, n_train=200, n_test=100)
+"""No function of this file: records would name it as a part that a training rests on."""
 METHODS = {name: method for name, method in module.METHODS.items() if name != "LwF"}
 """All but one of the two stock strategies, which differ in nothing that the demo shows."""
 
@@ -41,8 +35,12 @@ METHODS = {name: method for name, method in module.METHODS.items() if name != "L
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     printed = []
-    smaller_demo = mock.patch.multiple(module, demo_experiment=fewer_images, METHODS=METHODS)
-    with smaller_demo, mock.patch.object(loky, "cpu_count", return_value=1):
+    fewer_images = mock.patch.object(module.settings, "StreamSettings", FEWER_IMAGES)
+    with (
+        fewer_images,
+        mock.patch.object(module, "METHODS", METHODS),
+        mock.patch.object(loky, "cpu_count", return_value=1),
+    ):
         runs = run_demo(out, printed.append, epochs=1)
     return out, runs, "\n".join(printed)
 

@@ -21,6 +21,7 @@ from support.tiny_study import TINY, AtOnce
 
 from avalanche_amnesia import __version__
 from avalanche_amnesia.lab.command_line import main
+from avalanche_amnesia.lab.executors import ProcessExecutor
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
@@ -140,7 +141,7 @@ def test_a_sweep_in_processes_that_is_killed_continues_with_the_same_bytes(swept
     os.killpg(process.pid, signal.SIGKILL)
     process.join()
     written = {path: path.stat().st_mtime_ns for path in there}
-    monkeypatch.setattr("avalanche_amnesia.lab.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
+    monkeypatch.setattr(ProcessExecutor, "submit", lambda self, *job: AtOnce().submit(*job))
     assert main(words) == 0
     assert {path: path.stat().st_mtime_ns for path in there} == written
     for cell in cells_of(TINY, ["HAT"], seeds=[1]):
