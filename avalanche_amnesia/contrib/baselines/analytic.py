@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -168,6 +168,7 @@ class AnalyticModel(MultiHeadModel):
         drawn = torch.randn((self.n_features if projection else 0, projection), generator=generator)
         device = next((p.device for p in self.backbone.parameters()), drawn.device)
         self.projection = nn.Parameter((drawn / sqrt(self.n_features)).to(device), requires_grad=False)
+        checks.one_of("keep_features", keep_features, Literal[True, False])
         numbers = [int(1 / step), checks.whole_number("bits", bits), checks.whole_number("batch", batch), keep_features]
         # The sums depend on these numbers: a state has them, and a proof refuses a model with others.
         self.settings = nn.Parameter(torch.tensor(numbers, device=device), requires_grad=False)
@@ -181,8 +182,8 @@ class AnalyticModel(MultiHeadModel):
         """
         scale, bits, batch, _ = self.settings.tolist()
         u = self._real_features(as_batch(x), batch)
-        if not bool(u.isfinite().all()):
-            raise TaskError("features of these samples are NaN or infinite: mend the samples, or leave them out")
+        if bad := (~u.isfinite()).any(1).nonzero()[:, 0].tolist():
+            raise TaskError(f"features of samples {bad[:10]} of the batch are NaN or infinite: mend or leave them out")
         phi = (u * scale).round().clamp(-(2**bits), 2**bits - 1).double()
         return nn.functional.pad(phi, (0, 1), value=scale)
 
@@ -198,8 +199,8 @@ class AnalyticModel(MultiHeadModel):
                     part = part.contiguous()
                 z = run_on(self.backbone, part)
                 shape = tuple(z.flatten(1).shape) if isinstance(z, Tensor) else type(z).__name__
-                if shape != (batch, self.n_features):
-                    raise TaskError(f"the network returns {shape}, and must return {(batch, self.n_features)}")
+                if shape != (wanted := (batch, self.n_features)):
+                    raise TaskError(f"the network returns {shape}, and must return {wanted}: mend n_features")
                 z = nn.functional.layer_norm(z.double().flatten(1), (self.n_features,)).float()
                 made.append((z @ self.projection).relu() if self.projection.numel() else z)
         return torch.cat(made)[: len(x)]
@@ -225,6 +226,8 @@ class AnalyticModel(MultiHeadModel):
 
     def adaptation(self, experience: Any) -> None:
         """Add heads for new tasks; in training, copy the tasks' sums to add to; raise TaskError if classes differ."""
+        if (largest := n_classes(experience) - 1) >= 2**15:  # it would need as many rows
+            raise TaskError(f"labels of a task must be 0 to {2**15 - 1}, got {largest}: number its classes from 0")
         super().adaptation(experience)
         named = of_whole(experience, "original_classes", ())
         for task in map(int, experience.task_labels if self.training else ()):
@@ -244,10 +247,9 @@ class AnalyticModel(MultiHeadModel):
     def head_like(self, saved: Mapping[str, Tensor]) -> TaskSums:
         """Return sums into which the tensors ``saved`` can be loaded."""
         made = self.new_head(len(saved["originals"]))
-        made.gram = made.gram.to(saved["gram"].dtype)
-        for name in ("classes", "sums", "hashes", "kept"):  # one row for each class, or for each sample
-            like = getattr(made, name)
-            setattr(made, name, like.new_zeros((len(saved[name]), *like.shape[1:])))
+        for name, like in made.named_buffers():  # one row for each class, or for each sample
+            dtype = saved[name].dtype if name == "gram" else like.dtype
+            setattr(made, name, like.new_zeros((len(saved[name]), *like.shape[1:]), dtype=dtype))
         return made
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
