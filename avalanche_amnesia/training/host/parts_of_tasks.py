@@ -282,8 +282,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         model.subtract(task, places, rows[: len(places)])
         warn_of_copies([left.held[at] for at in copies.nonzero()[:, 0]], task, event)
         change.set(plugin, forgotten=left.forgotten)
-        first = plugin.claims.training(task)
-        return replace(context.plan, **plugin.claims.decided_beside(context, first))
+        return context.plan
 
     return again
 
