@@ -65,14 +65,10 @@ def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def model_hashes(model: nn.Module, same: Collection[str] = ()) -> dict[str, str]:
-    """Return :func:`state_hashes` of a model; a large tensor is hashed again only if sums of its bits changed.
-
-    Tensors named in ``same`` are not read, and keep the hashes that the last call returned.
-    """
+    """Return :func:`state_hashes` of a model: those of the last call for ``same`` names, or if sums of bits are equal."""
     known, found = _KNOWN.get(model, {}), {}
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        last = known.get(name, (b"", ""))
-        sums = b"" if name in same or tensor.nbytes < 2**17 else _sums(tensor)
+        sums, last = b"" if name in same or tensor.nbytes < 2**17 else _sums(tensor), known.get(name, (b"", ""))
         found[name] = last if name in same or (sums and sums == last[0]) else (sums, tensor_hash(tensor))
     _KNOWN[model] = found
     return {name: digest for name, (_, digest) in found.items()}

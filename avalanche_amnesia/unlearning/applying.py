@@ -79,12 +79,11 @@ def apply(
                 purged.append(line)
         if train_again is None:
             _forget(context, change)
-        # Only the sums of its tasks change in an additive model. A later request finds any other change.
+        # In an additive model only sums of these tasks change; the next request finds any other change.
         own = tuple(f"heads.{task}." for task in context.tasks)
-        additive = getattr(model, "additive", False)
-        same = {name for name in context.hashes if not name.startswith(own)} if additive else ()
+        same = {name for name in context.hashes if getattr(model, "additive", False) and not name.startswith(own)}
         # A training compares the model with its last hashes; a subtraction of samples does not.
-        after = context.hashes if train_again and additive else model_hashes(model, same)
+        after = context.hashes if train_again and same else model_hashes(model, same)
         claims.unlearned(context, after, change)
         if train_again is not None:
             context.plan = train_again(context, change)

@@ -1,6 +1,7 @@
 """Plugin that carries out unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
 import json
+import time
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
@@ -388,8 +389,10 @@ class UnlearningPlugin(Plugin):
                 change.set(self, data={task: data for task, data in self.data.items() if task not in gone})
                 change.set(self, forgotten=self.forgotten.without(gone))
                 self.forget(strategy, gone, change)
+            began = time.perf_counter()
             with naming_whose(strategy, name):
                 trigger_plugins(strategy, name)
+            context.started += time.perf_counter() - began  # metrics and loggers are no part of the unlearning
             if record is not None and snapshot is not None:  # heads written by compensations
                 change.set(snapshot, finished=copied_finished(strategy.model))
 
