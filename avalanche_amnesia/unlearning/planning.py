@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -51,7 +51,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
         removed=tuple(sorted(context.own_parameters.union(buffers))),
         affected=affected,
         compensated=tuple(compensated),
-        shared={name: _staying(name, stays, readers) for name, stays in sorted(removal.shared.items())},
+        shared={name: _staying(context, name, stays) for name, stays in sorted(removal.shared.items())},
         **claims.decided(context, reasons),
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin, _ in context.purgers),
@@ -103,19 +103,13 @@ def _readers(context: UnlearningContext) -> Readers:
     model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
-    users = _users(context, model, context.trajectory.moved_with(context.tasks))
+    users = model.users_of(context.trajectory.moved_with(context.tasks), context.remaining)
     return {task: dict(model.entries_of(task)) for task in users}
 
 
-def _users(context: UnlearningContext, model: TaskMaskedModel, entries: Mapping[str, Tensor]) -> list[int]:
-    """Return the remaining tasks that use any entry in ``entries``; a task without a mask uses all entries."""
-    users = model.users_of(entries, context.remaining)
-    return [task for task in context.remaining if task in users]
-
-
-def _staying(name: str, stays: Tensor, readers: Readers) -> SharedEntries:
-    tasks = (task for task, reads in readers.items() if (reads[name].cpu().numpy() & stays.numpy()).any())
-    return SharedEntries(int(stays.sum()), tuple(tasks))
+def _staying(context: UnlearningContext, name: str, stays: Tensor) -> SharedEntries:
+    model = cast(TaskMaskedModel, context.model)  # no other model shares entries
+    return SharedEntries(int(stays.sum()), model.users_of({name: stays}, context.remaining))
 
 
 def _affected(context: UnlearningContext) -> tuple[int, ...]:
@@ -124,7 +118,7 @@ def _affected(context: UnlearningContext) -> tuple[int, ...]:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return remaining  # without masks every task uses every entry
-    users = _users(context, model, {name: moved.where for name, moved in removal.moved.items()})
+    users = model.users_of({name: moved.where for name, moved in removal.moved.items()}, remaining)
     own = [name for name in removal.moved if not name.startswith("backbone.")]  # entries of removed repairs
     return tuple(
         task for task in remaining if task in users or (own and not own_parameters(model, task).isdisjoint(own))
