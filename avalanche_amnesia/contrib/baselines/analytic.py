@@ -200,7 +200,7 @@ class AnalyticModel(MultiHeadModel):
                 z = run_on(self.backbone, part)
                 shape = tuple(z.flatten(1).shape) if isinstance(z, Tensor) else type(z).__name__
                 if shape != (wanted := (batch, self.n_features)):
-                    raise TaskError(f"the network returns {shape}, and must return {wanted}: mend n_features")
+                    raise TaskError(f"the network returns {shape}, and must return {wanted}: mend it, or n_features")
                 z = nn.functional.layer_norm(z.double().flatten(1), (self.n_features,)).float()
                 made.append((z @ self.projection).relu() if self.projection.numel() else z)
         return torch.cat(made)[: len(x)]

@@ -2,9 +2,11 @@
 
 import gc
 import random
+import time
 import weakref
 from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -368,6 +370,18 @@ def test_the_network_is_frozen_and_stays_in_evaluation_mode():
         strategy.unlearn(task=1, samples=[5])
 
 
+def test_a_request_counts_no_time_of_listeners_and_the_next_finds_their_change_in_other_sums(monkeypatch):
+    def write(strategy, clock=time.perf_counter):
+        strategy.model.heads[1].gram.data[0] += 1
+        monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1e6)
+
+    strategy = learn(ranpac(plugins=[Hears(before_unlearning=write)]), STREAM, 3)
+    first, second = strategy.unlearn([0]), strategy.unlearn(task=2, samples=[3])
+    assert first.seconds < 1e5
+    assert "heads.1.gram" in first.unchanged
+    assert "tensors ['heads.1.gram'] were changed by something else" in second.reasons[0]
+
+
 def refused(strategy, match, data=STREAM, **request):
     before = state(strategy.model)
     with pytest.raises(RequestError, match=match):
@@ -376,13 +390,10 @@ def refused(strategy, match, data=STREAM, **request):
     assert strategy.model.tasks == (0, 1)
 
 
-def test_samples_that_a_loader_repeated_are_refused():
+def test_samples_that_were_repeated_left_out_or_transformed_at_random_are_refused():
     same = Hears(before_training_iteration=lambda s: vars(s).update(mbatch=[p[[0] * len(p)] for p in s.mbatch]))
     strategy = learn(ranpac(plugins=[same]), STREAM, 2)
     refused(strategy, "of task 1 .* a loader or plugin repeated samples", task=1, samples=[0])
-
-
-def test_samples_that_were_left_out_or_transformed_at_random_are_refused():
     n = len(STREAM.train_stream[1].targets)
     strategy = learn(ranpac(), STREAM, 2, drop_last=True)
     with pytest.raises(RequestError, match=rf"task 1 learned {n - n % 64} samples, and its data has {n} by now"):
@@ -424,21 +435,18 @@ def test_features_that_are_not_finite_undo_the_task():
     assert len(strategy.model.features(x[5:6]).unique()) > 9
     assert strategy.unlearn([2]).claim == "exact"
     strategy.model.backbone.register_forward_hook(lambda module, given, z: z * 1e30)
-    with pytest.raises(TaskError, match="NaN or infinite"):
+    with pytest.raises(TaskError, match=r"features of samples \[5\] of the batch are NaN or infinite"):
         strategy.train(task)
     assert same_state(state(strategy.model), before)
 
 
-def ignore_the_second(strategy):
-    """Give the samples of the second mini-batch no label, as cross-entropy ignores it."""
-    if strategy.clock.train_exp_iterations == 1:
-        strategy.mbatch[1] = torch.full_like(strategy.mb_y, -100)
-
-
 def test_labels_that_a_plugin_changes_are_refused():
-    strategy = ranpac(plugins=[Hears(after_forward=ignore_the_second)])
-    with pytest.raises(TaskError, match="labels must be 0 to 1, one per sample"):
+    later = Hears(after_forward=lambda s: s.clock.train_exp_iterations and s.mbatch.insert(1, 0 * s.mb_y - 100))
+    strategy = ranpac(plugins=[later])  # a label that cross-entropy ignores
+    with pytest.raises(TaskError, match="labels must be 0 to 1, one per sample, got -100 to -100"):
         strategy.train(STREAM.train_stream[0])
+    with pytest.raises(TaskError, match="labels of a task must be 0 to 32767, got 2147483648"):
+        strategy.model.adaptation(SimpleNamespace(task_labels=[0], classes_in_this_experience=[2**31]))
 
 
 def test_sums_of_the_largest_numbers_are_exact(monkeypatch):
@@ -465,6 +473,7 @@ MODEL = {
     r"bits must lie in \[1,15\]": {"bits": 16},
     "batch must be an int of at least 1": {"batch": 0},
     "projection must be an int of at least 0": {"projection": -1},
+    "keep_features must be one of True, False, got 2": {"keep_features": 2},
 }
 STRATEGY = {
     "RanPAC has no option 'optimizer'": {"optimizer": None},
