@@ -194,8 +194,8 @@ COLUMNS = """* *Own heads*: accuracy with the method's own heads. A fitted head 
   unlearned task are back at their initial values, which other tasks use in the retrained model.
 * *Kept*: size of a saved state in MB. *Per task*: the part of it beyond the network, per remaining task.
 * *CPU*: CPU seconds of the training. *Request*: milliseconds of one request, with its hashes. In rows
-  until November 2026 it includes the copies of heads for metrics: 1.3 seconds and more for RanPAC on glyphs and rotated,
-  which computes a head only if it is used."""
+  until November 2026 it includes copies of heads for metrics: 1.3 seconds and more for RanPAC on glyphs and rotated,
+  which computes a head when it is used."""
 
 
 def with_better_heads(rows, **what):
