@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from math import sqrt
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -78,13 +78,15 @@ class TaskSums(NoHead):
             self.hashes = torch.cat([self.hashes, self.hashes_of(rows)])
             self.kept = torch.cat([self.kept, rows[:, : self.kept.shape[1]]])
         else:
-            left = torch.ones_like(self.hashes, dtype=torch.bool)
-            left[places] = False
+            left = ~torch.isin(torch.arange(len(self.hashes), device=places.device), places)
             self.hashes, self.kept = self.hashes[left], self.kept[left]
         sign, width, gram = 1 if places is None else -1, self.sums.shape[1], self.gram
-        for phi in rows[:, :-1].double().split(_AT_ONCE):
-            products = (phi.T @ phi).view(-1).index_select(0, _lower(width, phi.device))
-            gram = torch.add(gram, products.long(), alpha=sign)
+        for part in rows[:, :-1].split(_AT_ONCE):
+            phi = part.int() if len(part) == 1 else part.double()  # for one sample half the bytes
+            square = phi.T * phi if len(part) == 1 else phi.T @ phi
+            products = square.view(-1).index_select(0, _lower(width, phi.device))
+            kind = torch.int32 if int(gram.max()) + int(products.max()) < 2**31 else torch.int64
+            gram = torch.add(gram.to(kind), products.to(kind), alpha=sign)
         self.gram = gram.int() if gram.max() < 2**31 else gram  # the largest entry is one of the diagonal
         classes, of = torch.cat([self.classes, rows[:, -1]]).unique(return_inverse=True)
         terms = torch.cat([self.sums, sign * rows[:, :-1].long()])
@@ -168,7 +170,6 @@ class AnalyticModel(MultiHeadModel):
         drawn = torch.randn((self.n_features if projection else 0, projection), generator=generator)
         device = next((p.device for p in self.backbone.parameters()), drawn.device)
         self.projection = nn.Parameter((drawn / sqrt(self.n_features)).to(device), requires_grad=False)
-        checks.one_of("keep_features", keep_features, Literal[True, False])
         numbers = [int(1 / step), checks.whole_number("bits", bits), checks.whole_number("batch", batch), keep_features]
         # The sums depend on these numbers: a state has them, and a proof refuses a model with others.
         self.settings = nn.Parameter(torch.tensor(numbers, device=device), requires_grad=False)

@@ -100,11 +100,10 @@ class RanPAC(TaskStrategy):
         sums, labels = self.model.heads[single_task(self.experience)], self.mb_y
         if not len(sums.hashes):
             self._refuse(self.model.fault_of_network(self.mb_x))
-        seen, last = sums.seen, sums.out_features - 1
-        if seen is None or len(seen) != len(labels) or not 0 <= labels.min() <= labels.max() <= last:
-            got = f"{labels.min()} to {labels.max()}, {len(labels)} of them"
-            self._refuse(f"labels must be 0 to {last}, one per sample, got {got}: a plugin may have changed them")
-        sums.change(self.model.rows(seen, labels))
+        (low, high), last = labels.aminmax(), sums.out_features - 1
+        if sums.seen is None or len(sums.seen) != len(labels) or not 0 <= low <= high <= last:
+            self._refuse(f"labels must be 0 to {last}, one per sample, got {low} to {high}: has a plugin changed them?")
+        sums.change(self.model.rows(sums.seen, labels))
         sums.seen = None
 
     def _inference(self, rule: InferenceRule) -> TaskInference:

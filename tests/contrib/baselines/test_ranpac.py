@@ -464,7 +464,6 @@ MODEL = {
     r"bits must lie in \[1,15\]": {"bits": 16},
     "batch must be an int of at least 1": {"batch": 0},
     "projection must be an int of at least 0": {"projection": -1},
-    "keep_features must be one of True, False, got 2": {"keep_features": 2},
 }
 STRATEGY = {
     "RanPAC has no option 'optimizer'": {"optimizer": None},
