@@ -272,18 +272,16 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         if len(hashes) != len(left.held):
             raise refusal(f"task {task} learned {len(hashes)} samples, and its data has {len(left.held)} by now")
         places = torch.tensor([place for place, at in enumerate(left.held) if at in left.gone])
-        copies = torch.isin(hashes.cpu(), hashes.cpu()[places])
-        copies[places] = False
-        asked = torch.cat([places, copies.nonzero()[:, 0]])
+        asked = torch.isin(hashes.cpu(), hashes.cpu()[places]).nonzero()[:, 0]  # also their copies
+        requested = torch.isin(asked, places)
         rows = torch.cat([read(some) for some in asked.split(_AT_A_TIME)])
         if other := [left.held[at] for at in asked[(hashes_of(rows) != hashes[asked]).cpu()]]:
             why = "have other features than in its training, or a loader or plugin repeated samples there"
             raise refusal(f"samples {other[:10]} of task {task} {why}")
-        model.subtract(task, places, rows[: len(places)])
-        warn_of_copies([left.held[at] for at in copies.nonzero()[:, 0]], task, event)
+        model.subtract(task, places, rows[requested])
+        warn_of_copies([left.held[at] for at in asked[~requested]], task, event)
         change.set(plugin, forgotten=left.forgotten)
-        first = plugin.claims.training(task)
-        return replace(context.plan, **plugin.claims.decided_beside(context, first))
+        return context.plan
 
     return again
 

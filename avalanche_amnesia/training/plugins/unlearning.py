@@ -1,6 +1,7 @@
 """Plugin that carries out unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
 import json
+import time
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
@@ -383,13 +384,14 @@ class UnlearningPlugin(Plugin):
             if record is not None:
                 change.keep(self._requests, "waiting")
                 self._requests.answered(request)
-                change.set(self, records=[*self.records, record])
                 gone = record.plan.tasks
-                change.set(self, data={task: data for task, data in self.data.items() if task not in gone})
-                change.set(self, forgotten=self.forgotten.without(gone))
+                data = {task: digest for task, digest in self.data.items() if task not in gone}
+                change.set(self, records=[*self.records, record], data=data, forgotten=self.forgotten.without(gone))
                 self.forget(strategy, gone, change)
+            began = time.perf_counter()
             with naming_whose(strategy, name):
                 trigger_plugins(strategy, name)
+            context.started += time.perf_counter() - began  # metrics and loggers are no part of the unlearning
             if record is not None and snapshot is not None:  # heads written by compensations
                 change.set(snapshot, finished=copied_finished(strategy.model))
 
@@ -416,8 +418,7 @@ class UnlearningPlugin(Plugin):
                     apply(context, self.claims, lambda *given: None, provenance, as_before)
                 except Reproduced as found:
                     found.check(task, context.hashes, first.place, event)
-                started = context.started
-                context, again, _ = prepared()
+                started, (context, again, _) = context.started, prepared()
                 context.started = started  # the record's seconds include the reproduction
             return apply(context, self.claims, announce, provenance, again)
         finally:
