@@ -1,6 +1,5 @@
 """Matplotlib figures in one style, without pyplot's global state."""
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,15 +60,6 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
-
-
-@house_style
-def as_png(figure: Figure) -> bytes:
-    """Return a figure as the bytes of a PNG file; equal figures give equal bytes."""
-    picture = io.BytesIO()
-    dots_per_inch = min(130, 2600 / figure.get_figheight())  # a figure of many panels stays a file for a page
-    figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
-    return picture.getvalue()
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:

@@ -43,8 +43,9 @@ from avalanche_amnesia.strategy import Strategy
 
 _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", "pybind11_builtins"}
 _CLOSED |= {"typing_extensions", *sys.stdlib_module_names}
-_STANDARD = (os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-_INSTALLED = (*_STANDARD[1:], sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_INSTALLED = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+_PATHS = [path for name in _CLOSED for path in getattr(sys.modules.get(name), "__path__", ())]
+_FILES = (os.path.dirname(os.__file__), "<frozen ", "<eval_with_key>", *_INSTALLED, *_PATHS)
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, range, Enum, PurePath, type(None), type(...)),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
@@ -68,7 +69,8 @@ _NO_PARTS = {*_OF_EVERY_CLASS, "__init__"}
 _PURE = "torch torchvision numpy avalanche avalanche_amnesia abc builtins cmath collections contextlib copy dataclasses"
 _PURE += " enum functools itertools math numbers operator re string types typing warnings"
 """Packages whose functions depend on their arguments alone, except those whose names contain ``_IMPURE``."""
-_IMPURE = re.compile(r"load|save|file|open|mmap|read|write|bufsize|seed|rng|[Gg]enerator|RandomState|Sobol|^id$|^hash$")
+_IMPURE = re.compile(r"load|save|file|open|mmap|read|write|bufsize|seed|rng|[Gg]enerator|RandomState|Sobol|attrgetter")
+_READING = {f.__name__: f for f in (open, id, hash, eval, exec, globals, locals, vars, setattr, delattr, __import__)}
 _CACHE = type(lru_cache(open))
 WRAPPERS = (staticmethod, classmethod, property, cached_property, _CACHE)
 _SETTINGS = (
@@ -77,42 +79,46 @@ _SETTINGS = (
     *("backends.cuda.flash_sdp_enabled", "backends.cuda.math_sdp_enabled", "backends.cudnn.benchmark"),
     *("backends.cudnn.deterministic", "backends.cudnn.conv.fp32_precision", "backends.cuda.matmul.fp32_precision"),
 )
-_PATCHABLE = (
-    *("torch.nn.", "torch.optim.", "torch.autograd", "torch.random", "torch.utils.data.", "torch._C._nn", "math"),
-    *("torchvision.transforms.", "avalanche.benchmarks.utils.", "avalanche_amnesia."),
+_PATCHABLE = re.compile(
+    r"(torch\.(nn|optim|utils\.data)|torchvision\.transforms|avalanche\.(benchmarks\.utils|training)|avalanche_amnesia)\."
+    r"|torch\.(autograd|random|_C\._nn)|math|(numpy\.)?random|time|builtins|copy|hashlib|itertools|functools|operator|os"
 )
-_BY_TEXT = {"getattr", "getattr_static", "__getattribute__", "attrgetter", "eval", "exec", "vars", "locals", "f_locals"}
-_BY_TEXT |= {"globals", "f_globals", "__globals__", "__dict__", "modules", "import_module", "__import__"}
 _OPERATORS = ("aten", "prims", "torchvision", "amnesia")  # namespaces of closed ones
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def is_closed(thing: Any) -> bool:
     """Return True if a class or function is defined in a closed package: torch, Avalanche, numpy, Python's library …"""
-    # functools.wraps gives a function the module of the one that it replaces
-    around = thing.__globals__.get("__name__") if isinstance(thing, FunctionType) else None
-    return _is_closed(str(getattr(thing, "__module__", None))) and (around is None or _is_closed(around))
+    return all(map(_is_closed, _modules_of(thing)))
+
+
+def _modules_of(thing: Any) -> tuple[str, ...]:
+    """Return the module's name of a class, function or object; of a function also the one that it is compiled in."""
+    own = str(getattr(thing, "__module__", None))  # functools.wraps copies it from the function that it replaces
+    if not isinstance(thing, FunctionType):
+        return (own,)
+    inside, file = str(thing.__globals__.get("__name__")), thing.__code__.co_filename
+    # Data classes generate methods from text.
+    return own, inside if file.startswith(_FILES) or (file == "<string>" and thing.__name__[:2] == "__") else "__main__"
 
 
 @lru_cache(None)
 def _is_closed(module: str) -> bool:
     """Return True for a module of a closed package, unless a script has hidden a standard module by one of its own."""
     package = module.partition(".")[0].replace("None", "builtins")
-    file = getattr(sys.modules.get(package), "__file__", None) or _STANDARD[0]
-    return package in _CLOSED and (package not in sys.stdlib_module_names or file.startswith(_STANDARD))
+    file = getattr(sys.modules.get(package), "__file__", None) or _FILES[0]
+    return package in _CLOSED and file.startswith(_FILES)
 
 
 def _is_pure(function: Any) -> bool:
     """Return True if the result of a closed function depends on its arguments alone: on no file, clock or setting."""
     package = str(function.__module__ or "torch").partition(".")[0].removeprefix("_")
-    return package in _PURE.split() and _IMPURE.search(function.__qualname__) is None
+    return package in _PURE.split() and function not in _READING.values() and not _IMPURE.search(function.__qualname__)
 
 
 def is_installed(thing: Any) -> bool:
     """Return True if a class or function is defined in an installed package, also in Python's library."""
-    module = str(thing.__module__)
-    around = thing.__globals__ if isinstance(thing, FunctionType) else {}
-    return _is_installed(module) and _is_installed(around.get("__name__", module))
+    return all(map(_is_installed, _modules_of(thing)))
 
 
 @lru_cache(None)
@@ -165,8 +171,8 @@ def patches(strategy: Strategy, others: Iterable[Any] = ()) -> Iterator[tuple[st
 @lru_cache(1)
 def _patchable(n_modules: int) -> list[Any]:
     """Return modules that users may patch, and classes of data loading; the cache's key: ``n_modules`` loaded ones."""
-    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(_PATCHABLE) and module]
-    inner = ("torch.utils.data.", "avalanche.benchmarks.utils.")
+    modules = [m for name, m in sorted(sys.modules.items()) if m and _PATCHABLE.match(name) and _is_closed(name)]
+    inner = ("torch.utils.data.", "avalanche.benchmarks.utils.", "random")
     held = (kind for module in modules for kind in vars(module).values() if isinstance(kind, type))
     return [*modules, *dict.fromkeys(kind for kind in held if kind.__module__.startswith(inner))]
 
@@ -183,9 +189,9 @@ def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
     for name, value in zip(vars(place), values, strict=True):
         imported = isinstance(value, ModuleType) or (isinstance(value, type) and is_installed(value))
         imported |= isinstance(value, BuiltinFunctionType) or not (callable(value) or hasattr(type(value), "__get__"))
-        # These modules import code of others: a patch there is a user's function or object.
-        of_avalanche = place.__name__.startswith("avalanche")
-        imported |= of_avalanche and is_installed(value if isinstance(value, _FUNCTIONS) else type(value))
+        # Other modules than torch's import code of others: a patch there is a user's function or object.
+        others = isinstance(place, ModuleType) and not place.__name__.startswith("torch")
+        imported |= others and not isinstance(value, partial) and is_installed(value)
         if part := None if imported else next(open_in([value]), None):
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
             replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
@@ -200,7 +206,7 @@ def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
 def _inside(plugins: Iterable[Any], strategy: Strategy) -> list[Any]:
     """Return all objects inside the plugins, metrics and loggers that other packages define."""
     outside = (strategy, strategy.evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
-    seen = {id(each): each for each in (*outside, sys.stdout, sys.stderr)}
+    seen = {id(each): each for each in (*outside, *(s for s in (sys.stdout, sys.stderr) if is_installed(s)))}
     n_outside = len(seen)
     deque(open_in((part for part in plugins if not is_of(type(part), "avalanche_amnesia")), seen), maxlen=0)
     return list(seen.values())[n_outside:]
@@ -219,11 +225,13 @@ def _kernels(names: frozenset[str]) -> list[str]:
 
 
 def interceptors() -> list[Any]:
-    """Return the modes and hooks that intercept torch's operations now."""
+    """Return the modes and hooks of torch's operations, and the user's callbacks of tracing, profiling and gc."""
     # Only private functions of torch tell them: without these none is seen.
     functions = getattr(torch.overrides, "_get_current_function_mode_stack", tuple)
     operations = getattr(_python_dispatch, "_get_current_dispatch_mode_stack", tuple)
-    return [*functions(), *operations(), getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)(True)]
+    saved = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)(True)
+    users = [each for each in (sys.gettrace(), sys.getprofile(), *gc.callbacks) if not is_installed(each)]
+    return [*functions(), *operations(), saved, *users]
 
 
 _SEEN: Any = WeakIdKeyDictionary()  # part of the data → its texts at the first steps of trainings here
@@ -231,32 +239,39 @@ _SEEN: Any = WeakIdKeyDictionary()  # part of the data → its texts at the firs
 
 def _changed(met: Iterable[Any]) -> Iterator[str]:
     """Yield names of tensors, data sets, closed transforms in ``met`` that changed since their first use here."""
-    for each in met:
+    wholes = [each._base if isinstance(each, Tensor) and each._base is not None else each for each in met]
+    for each in {id(whole): whole for whole in wholes}.values():
         of_avalanche = is_of(type(each), "avalanche", "avalanche_amnesia")  # which fills caches, and keeps modes
         if of_avalanche or not is_closed(type(each)) or isinstance(each, _UNCHANGED):
             continue
-        whole = each._base if isinstance(each, Tensor) and each._base is not None else each
         with suppress(TypeError):  # of an object without weak references
-            texts = _SEEN.setdefault(whole, set())
-            texts.add(str([_glance(whole), *((name, _glance(value)) for name, value in _attributes(each))]))
+            texts = _SEEN.setdefault(each, set())
+            texts.add(str([_glance(each, 2**30), *((name, _glance(value)) for name, value in _attributes(each))]))
             if len(texts) > 1:
                 yield _name(each)
 
 
-def _glance(value: Any) -> str:
-    """Return text that shows most changes of data: of long tensors, arrays and containers, it reads some entries."""
-    if isinstance(value, Tensor):
-        some = value.detach().reshape(-1)[:: value.numel() // LONG + 1]
+def _glance(value: Any, nbytes: int = 0) -> str:
+    """Return text that shows most changes of data: of tensors and arrays over ``nbytes``, it reads some entries."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        flat = value.detach().reshape(-1) if isinstance(value, Tensor) else value.reshape(-1)
         # torch counts changes in place, except those through .data or NumPy
-        return f"{'' if value.is_inference() else value._version} {tensor_hash(some)}"
-    if isinstance(value, np.ndarray):
-        return as_text(value.reshape(-1)[:: value.size // LONG + 1])
+        version = value._version if isinstance(value, Tensor) and not value.is_inference() else ""
+        whole = value.nbytes <= nbytes and value.dtype != object
+        return f"{version} {as_text(flat if whole else flat[:: len(flat) // LONG + 1])}"
     if isinstance(value, CONTAINERS):
         with suppress(ValueError):  # of entries that are no plain values or arrays
-            return blake3(marshal.dumps(value, 2)).hexdigest()  # type: ignore[arg-type]
+            return hash_with_files(value)
         entries = [*(value.values() if isinstance(value, dict) else value)]
         return str([*map(_glance, entries[:: len(entries) // LONG + 1])])
     return as_text(value) if _is_plain(value) else f"{type(value).__qualname__} {id(value)}"
+
+
+def hash_with_files(values: Any, most: int = 10_000) -> str:
+    """Return a hash of a container of plain values, and ``most`` of the files that it names; or raise a ValueError."""
+    texts = [t for each in values for t in (each if isinstance(each, (tuple, list)) else (each,)) if isinstance(t, str)]
+    files = [os.stat(text) for text in texts[:: len(texts) // most + 1] if os.path.isfile(text)]
+    return blake3(marshal.dumps([values, [(file.st_size, file.st_mtime_ns) for file in files]], 2)).hexdigest()
 
 
 def replaced(thing: Any) -> dict[str, Any]:
@@ -446,20 +461,23 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".base[{at}]", base) for at, base in enumerate((*code.__bases__, type(code))))
     elif is_plain:
         defaults = dict(enumerate(code.__defaults__ or ())) | (code.__kwdefaults__ or {})
-        yield from ((f".default[{name}]", value) for name, value in defaults.items())
-        yield from ((f".<closure>.{name}", value) for name, value in _closure(code))
+        todo = [(f".default[{name}]", value) for name, value in defaults.items()]
+        todo += [(f".<closure>.{name}", value) for name, value in _closure(code)]
         names, attributes = _names_in(code.__code__)
-        inside = {"open": open, "id": id, "hash": hash, **code.__globals__}
+        inside = _READING | code.__globals__
         package = inside.get("__package__")  # of a relative import
         modules = {name: sys.modules.get(name, sys.modules.get(f"{package}.{name}".rstrip("."))) for name in names}
-        todo = [(f".<global>.{name}", inside.get(name, modules[name])) for name in names]
+        todo += [(f".<global>.{name}", inside.get(name, modules[name])) for name in names]
+        todo += [(f".{name}", globals) for name in attributes if name in ("__dict__", "__globals__")]
         seen = set[int]()
         for place, value in todo:
             is_module, held = isinstance(value, ModuleType), getattr(value, "__dict__", {})
             yield from () if is_module or value is None else ((place, value),)
             if id(value) not in seen and not isinstance(value, CONTAINERS):
                 seen.add(id(value))
-                read = ((at, held[at]) for at in (*attributes, "__getattr__") if at in held)
+                may_get = "getattr" in attributes and is_module and not _is_installed(value.__name__)
+                every = [at for at, v in held.items() if at[:2] != "__" and (_is_leaf(v) or _is_plain(v)) and may_get]
+                read = ((at, held[at]) for at in (*attributes, "__getattr__", *every) if at in held)
                 todo += ((f"{place}.{at}", part) for at, part in read if is_module or _is_plain(part))
 
 
@@ -473,13 +491,8 @@ def _closure(function: FunctionType) -> Iterator[tuple[str, Any]]:
 @lru_cache(None)
 def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
     """Return names of globals, and names of globals and attributes together, in code and its nested functions."""
-    instructions = dis.get_instructions(code)
-    found = dict.fromkeys(each.argval for each in instructions if each.opname.endswith(("_GLOBAL", "_NAME")))
+    found = dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME")))
     names = dict.fromkeys(code.co_names)
-    if not names.keys().isdisjoint(_BY_TEXT):
-        lines = " ".join(text for text in code.co_consts if isinstance(text, str))
-        texts = dict.fromkeys(re.findall(r"[^\W\d]\w*", lines))
-        found, names = found | texts, names | texts
     for nested in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
         found, names = found | _names_in(nested)[0], names | _names_in(nested)[1]
     return found, names

@@ -49,25 +49,15 @@ class TamperedError(RequestError):
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Settings, plugins and attributes of one training, which must be equal in a retrained model.
+    """Settings, plugins and attributes of one training, which must be equal in a retrained model."""
 
-    Attributes:
-        settings: settings of the strategy, its optimizer and plugins.
-        plugins: class names of the strategy's plugins.
-        attributes: attributes of the network's modules and of the loss at the first step.
-        faults: reasons why the training is no function of seed, task and visible tasks.
-        options: keyword arguments of ``strategy.train``; a tuple replaces a value that cannot be saved.
-        place: text that identifies the weights of the task; empty if all tasks share them.
-        rests_on: names of the parts outside of closed packages that took part.
-    """
-
-    settings: dict[str, Any]
-    plugins: tuple[str, ...]
-    attributes: assumptions.Attributes
-    faults: tuple[str, ...]
-    options: dict[str, Any]
-    place: str
-    rests_on: tuple[str, ...]
+    settings: dict[str, Any]  # of the strategy, its optimizer and plugins
+    plugins: tuple[str, ...]  # class names of the strategy's plugins
+    attributes: assumptions.Attributes  # of the network's modules and of the loss at the first step
+    faults: tuple[str, ...]  # reasons why the training is no function of seed, task and visible tasks
+    options: dict[str, Any]  # keyword arguments of ``strategy.train``; a tuple replaces a value that cannot be saved
+    place: str  # text that identifies the weights of the task; empty if all tasks share them
+    rests_on: tuple[str, ...]  # names of the parts outside of closed packages that took part
 
 
 @dataclass

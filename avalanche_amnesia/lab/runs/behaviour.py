@@ -1,21 +1,19 @@
 """Collect facts that affect a training but are no settings: hooks, replaced methods, tensors and the user's code."""
 
 import copyreg
-import marshal
 import os
+import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import PurePath
-from stat import S_ISREG
-from types import BuiltinFunctionType, FunctionType
+from random import Random
+from types import BuiltinFunctionType, FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
 import torch
-from blake3 import blake3
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.saving.strategy_settings import learning_settings
@@ -87,7 +85,8 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = (), *, files: 
             todo += ((f"{place}{at}", part, told) for at, part in _attributes(thing))
         if told:
             text = names[id(thing)] if id(thing) in names else assumptions.as_text(thing)
-            lines.add(f"{place} {text}{_of_file(thing) if files and isinstance(thing, (str, PurePath)) else ''}")
+            names_file = files and isinstance(thing, (str, PurePath))
+            lines.add(f"{place} {text}{assumptions.hash_with_files([str(thing)]) if names_file else ''}")
     return sorted(lines)
 
 
@@ -99,23 +98,26 @@ def _parts(thing: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
         if thing is os.getenv:
             yield ".environ", dict(sorted(os.environ.items()))
     elif isinstance(thing, (*assumptions.CALLED, *assumptions.WRAPPERS)):
-        yield from assumptions.parts_of(thing)
+        yield from (found := [*assumptions.parts_of(thing)])
+        if any(part is by_name for _, part in found for by_name in (eval, exec, globals)):  # it may read any of them
+            yield ".globals", {name: assumptions.as_text(v) for name, v in getattr(thing, "__globals__", {}).items()}
         yield ".code", getattr(thing, "__code__", None)
     elif isinstance(thing, assumptions.CONTAINERS):
         yield from _attributes(thing)
         items: Iterable[Any] = thing.items() if isinstance(thing, dict) else thing
         if len(thing) >= assumptions.LONG:
             with suppress(ValueError):  # of entries that are no plain values or arrays
-                yield "[…]", blake3(marshal.dumps(thing, 2)).hexdigest()  # type: ignore[arg-type]
-                texts = (each for each in tree_leaves([*items]) if isinstance(each, str)) if files else ()
-                yield "[files]", blake3("".join(map(_of_file, texts)).encode()).hexdigest()
+                yield "[…]", assumptions.hash_with_files(thing, sys.maxsize)
                 return
         # Sets of text have another order in every process.
         yield from (("[]" if isinstance(thing, (set, frozenset)) else f"[{at}]", v) for at, v in enumerate(items))
     else:
         yield ".class", type(thing)
         yield from _attributes(thing)
-        if not assumptions.attributes(thing) and assumptions.is_installed(type(thing)):  # such as re.Pattern
+        if isinstance(thing, GeneratorType) and thing.gi_frame:
+            yield ".frame", [thing.gi_code, thing.gi_frame.f_lasti, thing.gi_frame.f_locals, thing.gi_yieldfrom]
+        # Such as re.Pattern.
+        if assumptions.is_installed(type(thing)) and (isinstance(thing, Random) or not assumptions.attributes(thing)):
             with suppress(Exception):  # of objects that can't be pickled
                 yield ".state", copyreg.dispatch_table.get(type(thing), lambda it: it.__reduce_ex__(2))(thing)
 
@@ -124,14 +126,6 @@ def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
     for name, held in assumptions.attributes(thing).items():
         if name not in _LEFT_OUT or (name in assumptions.LEADING_OUT and not _is_installed(held)):
             yield f".{name}", held
-
-
-def _of_file(value: str | PurePath) -> str:
-    """Return size and modification time of the file with this path as text, or an empty string if there is no file."""
-    with suppress(OSError, ValueError):
-        file = os.stat(value)
-        return f" {file.st_size} {file.st_mtime_ns}" if S_ISREG(file.st_mode) else ""
-    return ""
 
 
 def _is_installed(thing: Any) -> bool:

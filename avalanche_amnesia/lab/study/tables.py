@@ -1,5 +1,6 @@
 """Tables and figures of a study: CSV of all runs, means over seeds, a figure per experiment, JSON per seed."""
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
+from avalanche_amnesia.evaluation.figures import COLOURS, house_style, new_figure
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import (
@@ -142,6 +143,7 @@ def _check(runs: Sequence[Run]) -> None:
                 raise ValueError(f"runs of {', '.join(what)} differ in {', '.join(differ)}: report them apart")
 
 
+@house_style
 def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
     """Write ``results.csv``, ``results.md`` and, for each experiment, a figure and a JSON file per seed."""
     _check(runs)
@@ -153,7 +155,10 @@ def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
     head = ["experiment", "method", "scenario", "seed", "claim", *MEASURES]
     contents = {"results.csv": csv_text([head, *rows]).encode(), "results.md": as_markdown(runs).encode()}
     for experiment, mine in grouped(runs, _experiment).items():
-        contents[f"{slug(experiment)}.png"] = as_png(figure(mine))
+        drawn, picture = figure(mine), io.BytesIO()
+        # A figure of many panels stays a file for a page; equal figures give equal bytes.
+        drawn.savefig(picture, format="png", dpi=min(130, 2600 / drawn.get_figheight()), metadata={"Software": None})
+        contents[f"{slug(experiment)}.png"] = picture.getvalue()
         for seed, of_seed in sorted(grouped(mine, lambda run: run.seed).items()):
             shown = [
                 {"claim": claim_of([run]), "settings": run.settings, "after": list(map(_after, run.moments))}

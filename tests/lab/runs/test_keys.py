@@ -170,14 +170,14 @@ SCRIPTS = {
     "attribute in a slot": losses(Slotted(1.0), Slotted(2.0)),
     "order of a dictionary": losses(partial(weighted, {"a": 1, "b": 2}), partial(weighted, {"b": 2, "a": 1})),
     "bound method of a list": losses(weighted([1.0].__getitem__), weighted([2.0].__getitem__)),
-    "text as a name": losses(lambda x, y: eval("X").sum(), lambda x, y: eval("Y").sum()),
     "object as a method": (lambda: stepping(1.0), lambda: stepping(2.0)),
     "long list of arrays": losses(weighted([(1, np.ones(1))] * 2000), weighted([(1, np.zeros(1))] * 2000)),
     "mode of the loss": losses(nn.Sequential(), nn.Sequential().eval()),
     "later change of the loss": losses(LaterLouder(50, cross_entropy), LaterLouder(60, cross_entropy)),
-    "number in a closure": losses(weighted(1.0), weighted(2.0)),
+    "state of a generator": losses(weighted(x for x in "a"), weighted(x for x in "b")),
     "tensor in a closure": losses(weighted(torch.ones(())), weighted(torch.zeros(()))),
     "array in a closure": losses(weighted(np.ones(1)), weighted(np.zeros(1))),
+    "random numbers": losses(weighted(random.Random(0)), weighted(random.Random(1))),
     "number of a plugin": (lambda: brief(plugins=[ShrinksByEpoch(1.0)]), lambda: brief(plugins=[ShrinksByEpoch(0.9)])),
     "activation": (lambda: brief(net=Net), lambda: brief(net=lambda: Net(torch.tanh))),
     "network in evaluations": (lambda: brief(net=Net), lambda: brief(net=lambda: Net(evaluated=2))),
@@ -199,7 +199,7 @@ def test_scripts_that_train_in_different_ways_have_different_keys(one, other):
 
 def test_globals_of_the_script_and_patched_classes_are_part_of_the_key(monkeypatch):
     builds = (
-        lambda: brief(criterion=lambda x, y: cross_entropy(x, y) * RATE),
+        lambda: brief(criterion=lambda x, y: cross_entropy(x, y) * eval("RA" + "TE")),
         lambda: brief(plugins=[ShrinksByEpoch(1.0)]),
     )
     before, plain = [key_of(build()) for build in builds], plain_key()
