@@ -31,7 +31,7 @@ from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
-from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
+from avalanche_amnesia.trajectory.undo_log import entries_from_state, entries_state
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.graph import ALWAYS
 from experiments.streams import accuracy_on
@@ -56,7 +56,8 @@ class JointShadow(Shadow):
     def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
         """Return parameter name → the shadow's values at entries of its region that are True in ``use``."""
         return {
-            name: SparseValues.of(self._values[name].data, inside & use[name]) for name, inside in self.region.items()
+            name: SparseValues.select(self._values[name].data, inside & use[name])
+            for name, inside in self.region.items()
         }
 
 
@@ -95,7 +96,7 @@ class PublishedCopies(BackupPlugin):
         """Load a state that :meth:`state` returned."""
         kept, placed = checked(state, kept=dict, placed=dict)
         super().load_state({"kept": kept})
-        self.placed = {task: entries_from(values) for task, values in placed.items()}
+        self.placed = {task: entries_from_state(values) for task, values in placed.items()}
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: check the other plugins, and that all backbone modules can draw new weights."""
@@ -166,7 +167,7 @@ class PublishedCopies(BackupPlugin):
         placed: dict[int, dict[str, SparseValues]] = {}
         for task, name, stands, _, values in self._standing(tuple(self.kept), gone):
             if bool(stands.any()):
-                placed.setdefault(task, {})[name] = SparseValues.of(values, stands)
+                placed.setdefault(task, {})[name] = SparseValues.select(values, stands)
         change.keep(self, "placed")
         self.placed = placed
         return super().compensate(model, gone, removal, change)

@@ -32,7 +32,7 @@ from avalanche_amnesia.training.host.lookup import find_plugin, unlearning_of
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import MaskWarning
-from avalanche_amnesia.unlearning.claims import data_known
+from avalanche_amnesia.unlearning.claims import data_fingerprint
 
 Expected = Literal["full", "same", "order", "seed"]
 _OF_REMAINING: tuple[Expected, ...] = ("same", "order", "seed")
@@ -258,7 +258,7 @@ class References:
             todo = () if ("same", path) in self._models else range(1, len(path) + 1)
             for n in tqdm(todo, desc="prove", unit="task", leave=False, disable=None):
                 self.train_along(path[:n], "same")
-        model, allowed = self.reference(path), {data_known(self.train_experience(task)) for task in path}
+        model, allowed = self.reference(path), {data_fingerprint(self.train_experience(task)) for task in path}
         apart = path in self._company and self._company[path] <= allowed
         return proved(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
 

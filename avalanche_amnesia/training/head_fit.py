@@ -14,7 +14,7 @@ from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.task_faults import drawn_positions, input_of, samples_at
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.compensation import FittedHead
-from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest
+from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest_errors
 
 MOST_SAMPLES = 20_000
 
@@ -74,11 +74,11 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
         features = torch.cat([model.features(input_of(model, part), task) for part in x.split(size)])
     labels = labels.to(features.device)
     head = fitted_head(model, task, features, labels)
-    for tensor, value in head.places(model, task):
+    for tensor, value in head.replacements(model, task):
         tensor.copy_(value)
     logits = model.head(task)(features).float().T.contiguous()  # samples last: a softmax over rows is slow
     errors = 1 - logits.softmax(0).gather(0, labels[None])[0]
-    return positions[largest(errors, SURE, max(FEW, len(errors) // 3)).to(positions.device)]
+    return positions[largest_errors(errors, SURE, max(FEW, len(errors) // 3)).to(positions.device)]
 
 
 class CounterfactualFeatures:

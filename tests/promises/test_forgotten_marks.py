@@ -100,7 +100,7 @@ def held(strategy) -> dict[object, Tensor]:
 
 def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseValues]:
     return {
-        name: SparseValues.of(torch.full(inside.shape, 2.0**-7 * (1 + self.task)), inside & use[name])
+        name: SparseValues.select(torch.full(inside.shape, 2.0**-7 * (1 + self.task)), inside & use[name])
         for name, inside in self.region.items()
     }
 

@@ -177,7 +177,7 @@ def mark(strategy: Any, task: int, size: float = 8.0) -> None:
                     entry = logs[other][name]
                     inside = where.reshape(-1)[entry.where.reshape(-1)]
                     values = entry.values + size * inside
-                    logs[other] = logs[other].with_entries({**logs[other], name: entry.rebased(values, values)})
+                    logs[other] = logs[other].with_entries({**logs[other], name: entry.rebase(values, values)})
     store.logs = logs
 
 

@@ -88,7 +88,7 @@ def test_a_head_that_cant_be_fitted_stays_as_it_was_trained(monkeypatch):
 
 def placed(head, like):
     model = SimpleNamespace(head=lambda task: like)
-    return next(value for tensor, value in head.places(model, 0) if tensor.data_ptr() == like.weight.data_ptr())
+    return next(value for tensor, value in head.replacements(model, 0) if tensor.data_ptr() == like.weight.data_ptr())
 
 
 @pytest.mark.parametrize(("largest", "dtype"), [(3.0, torch.float16), (1e6, torch.float32)])

@@ -19,7 +19,7 @@ from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
-from avalanche_amnesia.trajectory.removal import moved_along
+from avalanche_amnesia.trajectory.removal import reapply_update
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating
@@ -138,7 +138,7 @@ class RepairPlugin(MemoryPlugin):
         after = moved | {name: committed[name] for name in free.keys() - moved.keys()}
         trajectory.record_repair({name: committed[name] for name in after}, after, free=free)
         for name, value in committed.items():
-            parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
+            parameters[name].copy_(reapply_update(now[name], value, moved[name]) if name in moved else now[name])
         before.update(moved)
         return RepairSummary(
             samples={task: len(self.memory.samples[task]) for task in tasks},

@@ -17,7 +17,7 @@ from avalanche_amnesia.training.norm_statistics import TaskStatistics, running_n
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
-from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
+from avalanche_amnesia.trajectory.undo_log import entries_from_state, entries_state
 from avalanche_amnesia.transaction import Transaction
 
 
@@ -82,7 +82,7 @@ class BackupPlugin(Plugin):
         """Load a saved state: the stored backups."""
         [kept] = checked(state, kept=dict)
         self.kept = {
-            task: {other: Backup(entries_from(held["updates"]), held["parts"]) for other, held in of.items()}
+            task: {other: Backup(entries_from_state(held["updates"]), held["parts"]) for other, held in of.items()}
             for task, of in kept.items()
         }
 
@@ -174,51 +174,53 @@ class BackupPlugin(Plugin):
         """Delete the shadows (weight copies) of the task in training."""
         self._now = None
 
-    def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Return True if ``task`` has a stored shadow that learned without one of the tasks in ``gone``."""
-        return not self.kept.get(task, {}).keys().isdisjoint(gone)
+    def covers(self, task: int, removed: Collection[int]) -> bool:
+        """Return True if ``task`` has a stored shadow that learned without one of the tasks in ``removed``."""
+        return not self.kept.get(task, {}).keys().isdisjoint(removed)
 
-    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+    def revise(self, model: MaskedModel, trajectory: Trajectory, removed: Collection[int]) -> Revisions:
         """Return revisions that replace tasks' parameter changes by those of their shadows; at most one per entry."""
         return {
             task: {
                 f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
                 for name, part in of_task.items()
             }
-            for task, of_task in self._newest(trajectory.tasks, gone).items()
+            for task, of_task in self._newest(trajectory.tasks, removed).items()
         }
 
-    def _newest(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
+    def _newest(self, tasks: Sequence[int], removed: Collection[int]) -> dict[int, dict[str, SparseValues]]:
         """Return task → parameter name → update by its shadows, without entries that later tasks' shadows update."""
-        affected = [task for task in tasks if task in self.kept and task not in gone]
+        affected = [task for task in tasks if task in self.kept and task not in removed]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
         for task in reversed(affected):
-            for name, part in self._learned(task, gone).items():
+            for name, part in self._learned(task, removed).items():
                 where = part.where & ~taken.get(name, torch.zeros_like(part.where))
                 taken[name] = where | taken.get(name, where)
                 if bool(where.any()):
-                    result.setdefault(task, {})[name] = part.restricted(where.reshape(-1))
+                    result.setdefault(task, {})[name] = part.restrict(where.reshape(-1))
         return result
 
-    def _learned(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → merged update of a task's shadows without ``gone``. Later shadows take precedence."""
+    def _learned(self, task: int, removed: Collection[int]) -> dict[str, SparseValues]:
+        """Return parameter name → update by a task's shadows without ``removed``. Later shadows take precedence."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
-        for part_of in (of_task[other].updates for other in gone if other in of_task):
+        for part_of in (of_task[other].updates for other in removed if other in of_task):
             for name, part in part_of.items():
                 index = part.where.reshape(-1).nonzero()[:, 0]
-                result[name] = result[name].extended(index, part.values) if name in result else part
+                result[name] = result[name].extend(index, part.values) if name in result else part
         return result
 
     @torch.no_grad()
-    def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Give affected tasks the norms of their shadows, delete shadows that involve ``gone``; return record lines."""
+    def compensate(
+        self, model: MaskedModel, tasks: Collection[int], removal: Removal, change: Transaction
+    ) -> list[str]:
+        """Give affected tasks the norms of their shadows, and delete shadows that involve the unlearned ``tasks``."""
         change.keep(self, "kept", "_now")
-        lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
+        lines, changed = [], {name: moved.where for name, moved in removal.changed.items()}
         for task, of_task in self.kept.items():
-            lost = [other for other in of_task if other in gone]  # in training order
-            if task in gone or not lost or not model.users_of(changed, [task]):
+            lost = [other for other in of_task if other in tasks]  # in training order
+            if task in tasks or not lost or not model.users_of(changed, [task]):
                 continue
             own = model.task_parts(task)
             state = {} if own is None else own.state_dict()
@@ -226,9 +228,9 @@ class BackupPlugin(Plugin):
                 change.write(state[name], value)
             lines.append(f"task {task}: shadows of tasks {lost} put in their place")
         self.kept = {
-            task: {other: backup for other, backup in of_task.items() if other not in gone}
+            task: {other: backup for other, backup in of_task.items() if other not in tasks}
             for task, of_task in self.kept.items()
-            if task not in gone
+            if task not in tasks
         }
         self._now = None  # the shadows of a task in training have learned from the values before this unlearning
         return lines

@@ -86,7 +86,7 @@ class Shadow:
         for name, inside in self.region.items():
             learned = torch.zeros_like(self._values[name].data)
             learned[inside] = self._values[name].data[inside] - self._start[name]
-            result[name] = SparseValues.of(learned, inside & use[name])
+            result[name] = SparseValues.select(learned, inside & use[name])
         return result
 
 

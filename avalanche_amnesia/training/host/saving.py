@@ -114,7 +114,7 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
                     give()
             trigger_plugins(strategy, "after_loading")
             if (unlearning := unlearning_of(strategy)) is not None:
-                unlearning.claims.loaded(strategy)
+                unlearning.claims.note_loaded_data(strategy)
         except BaseException:  # the mark stays, because the strategy must not be used with a partial state
             snapshot.restore()
             raise

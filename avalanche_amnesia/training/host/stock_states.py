@@ -23,7 +23,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.states import Conversion, filled, load_model_state, model_state, register_state
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.unlearning.purging.samples import sequence
+from avalanche_amnesia.unlearning.purging.samples import flat_data
 
 
 def _taken(data: AvalancheDataset) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _made(values: dict[str, Any]) -> AvalancheDataset:
         return AvalancheDataset([])
     samples = TensorTask(values["x"], torch.arange(len(values["y"])), values["y"])
     attributes = [
-        DataAttribute(sequence(items), name, use_in_getitem=use) for name, (items, use) in values["attributes"].items()
+        DataAttribute(flat_data(items), name, use_in_getitem=use) for name, (items, use) in values["attributes"].items()
     ]
     if values["task_aware"]:
         return TaskAwareSupervisedClassificationDataset([samples], data_attributes=attributes)

@@ -52,9 +52,9 @@ def register_purger(*classes: type, before_training: Preparation | None = None) 
             raise TypeError(f"a purger is a function (plugin, context, change) -> str, got {purger!r}")
         for kind in classes:
             other = _PURGERS.get(kind, purger)
-            if _name_of(other) != _name_of(purger):
+            if _qualified_name(other) != _qualified_name(purger):
                 raise ValueError(
-                    f"{kind.__name__} has the purger {_name_of(other)}: give the new one its name to replace it"
+                    f"{kind.__name__} has the purger {_qualified_name(other)}: give the new one its name to replace it"
                 )
         _PURGERS.update(dict.fromkeys(classes, purger))
         if before_training is not None:
@@ -64,23 +64,23 @@ def register_purger(*classes: type, before_training: Preparation | None = None) 
     return register
 
 
-def _name_of(function: Any) -> str:
+def _qualified_name(function: Any) -> str:
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
 
 
 def purger_of(plugin: object) -> Purger | None:
     """Return the purger registered for the class, or the nearest base class, of a plugin or strategy, or None."""
-    return _nearest(_PURGERS, plugin)
+    return _lookup_by_class(_PURGERS, plugin)
 
 
 def prepare_training(plugin: object, task: int) -> None:
     """Call the ``before_training`` function registered with the purger of a plugin or strategy, if any."""
-    prepare = _nearest(_PREPARATIONS, plugin)
+    prepare = _lookup_by_class(_PREPARATIONS, plugin)
     if prepare is not None:
         prepare(plugin, task)
 
 
-def _nearest(table: Mapping[type, Registered], plugin: object) -> Registered | None:
+def _lookup_by_class(table: Mapping[type, Registered], plugin: object) -> Registered | None:
     return next((table[kind] for kind in type(plugin).__mro__ if kind in table), None)
 
 
