@@ -35,7 +35,7 @@ from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.logistic import fit_head
 from experiments.scaled_updates import ScaledUpdatesPlugin
 
@@ -127,7 +127,7 @@ class Laboratory:
         return self._references[key]
 
     def accuracy(self, model, tasks):
-        with evaluating(model):
+        with evaluation_mode(model):
             return mean(accuracy(model(self.test[task][0], task), self.test[task][1]) for task in tasks)
 
     def accuracy_refitted(self, model, tasks):

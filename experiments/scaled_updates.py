@@ -10,7 +10,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.shadows.shadow import entries_in_use, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.multi_head import backbone_entries
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
@@ -84,7 +84,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """After a task's training: keep the adjustment rates only of entries that the task changed."""
         _, recorder = method_plugins(strategy, "ScaledUpdatesPlugin('rate')")
-        moved = inside_backbone(recorder.trajectory.moved(task))
+        moved = backbone_entries(recorder.trajectory.moved(task))
         kept = {n: rates.restrict(moved[n].reshape(-1)) for n, rates in self._damped.items() if n in moved}
         self.rates[task] = {name: rates for name, rates in kept.items() if len(rates.low)}
         self._damped = {}
@@ -118,7 +118,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
                     inverse = 1 / rates.restrict(where.reshape(-1)).values.double()
                     factor = self._alpha if self.by == "draft" else inverse
                     result.setdefault(task, {})[f"backbone.{name}"] = Revision(where, factor=factor)
-            moved = inside_backbone(trajectory.moved(task))
+            moved = backbone_entries(trajectory.moved(task))
             orphaned = {name: where & ~moved[name] if name in moved else where for name, where in orphaned.items()}
         return result
 

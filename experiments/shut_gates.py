@@ -22,7 +22,7 @@ from avalanche_amnesia.contrib.streams.image_sets import Standardise, load, rota
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel, gate
 from avalanche_amnesia.training import HAT, AmnesiacHAT, HardAttention
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 
 SHUT = [0.0, 1e-15, 1e-12, 1e-8, 1e-6]
 STREAMS = {
@@ -60,7 +60,7 @@ def run(stream, method, shut, seed, root):
     found = []
     for experience in benchmark.test_stream:
         x, y = task_data(experience)
-        with evaluating(model):
+        with evaluation_mode(model):
             found.append(accuracy(model(x, experience.task_label), y))
     return mean(found)
 

@@ -16,7 +16,7 @@ from avalanche_amnesia.evaluation.bases import CallbackMetric, prove_in_passing,
 from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 Control = Literal["heads", "reference"]
@@ -142,7 +142,7 @@ class AccuracyDifference(CallbackMetric):
 
 
 def _logits(model: nn.Module, strategy: Strategy) -> Tensor:
-    with evaluating(model):
+    with evaluation_mode(model):
         return avalanche_forward(model, strategy.mb_x, strategy.mb_task_id)
 
 

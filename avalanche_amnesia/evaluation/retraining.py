@@ -10,7 +10,7 @@ from typing import Any
 from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.saving import encoded_state, give_state
+from avalanche_amnesia.training.host.saving import encoded_state, load_state_from
 
 
 class Retraining:
@@ -34,7 +34,7 @@ class Retraining:
         if self._held != self.trained:
             self._held = None  # if the loading is interrupted, the strategy has no valid state
             place = self._place(self.trained)
-            give_state(self._strategy, partial(read_state, place, self._tensors), place)
+            load_state_from(self._strategy, partial(read_state, place, self._tensors), place)
             self._held = self.trained
         return self._strategy
 

@@ -18,7 +18,7 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 
 if TYPE_CHECKING:
-    from avalanche_amnesia.models.disjoint import DisjointModel, Share
+    from avalanche_amnesia.models.disjoint import Allocation, DisjointModel
 
 
 class CapacityError(ValueError):
@@ -72,7 +72,7 @@ class Pools:
         if not hasattr(benchmark, "train_stream"):
             raise TypeError(f"Pools.planned takes the benchmark that the strategy is trained on, got {benchmark!r}")
         stream = list(benchmark.train_stream)
-        gone, slots = departures(stream), dict[int, int]()
+        gone, slots = removal_positions(stream), dict[int, int]()
         until: list[int] = []  # for each slot, index of the last training during which it is occupied
         for position, experience in enumerate(stream):
             permanent = getattr(experience, "permanent", False)
@@ -82,19 +82,19 @@ class Pools:
                 until[slots[task] : slots[task] + 1] = [gone.get(task, len(stream))]
         return cls(slots)
 
-    def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
-        """Return a new task's :class:`Share`: its own weights, and the earlier tasks with weights that it may use.
+    def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Allocation:
+        """Return a new task's :class:`Allocation`: its own weights, and the earlier tasks with weights that it may use.
 
         Raises:
             CapacityError: if another task occupies the share; nothing changed.
         """
-        from avalanche_amnesia.models.disjoint import Share  # lazy: a circular import
+        from avalanche_amnesia.models.disjoint import Allocation  # lazy: a circular import
 
         layout = self._layout(strategy)
         shares = {other: share for other in model.tasks if (share := model.share(other)) is not None}
-        reads = tuple(sorted(other for other in shares if layout.is_open(other, task)))
+        reads = tuple(sorted(other for other in shares if layout.can_be_read(other, task)))
         held = seed if -(2**63) <= seed < 2**63 else derive_seed(seed, "partition")  # a share is stored as int64
-        found = Share(held, layout.slots, layout.slot(task), reads)
+        found = Allocation(held, layout.slots, layout.slot(task), reads)
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
             now = layout.tasks.index(task)
@@ -127,7 +127,7 @@ class StreamLayout:
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
-    gone: Mapping[int, int]  # as :func:`departures` returns it
+    gone: Mapping[int, int]  # as :func:`removal_positions` returns it
     deadline: int | None
     given: int | Mapping[int, int] | None = None
     later: frozenset[int] = frozenset()
@@ -138,7 +138,7 @@ class StreamLayout:
         stream = list(getattr(experience, "origin_stream", None) or [experience])  # also what a retrained model skips
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
-        return cls(tasks, permanent, departures(stream), deadline, given)
+        return cls(tasks, permanent, removal_positions(stream), deadline, given)
 
     @property
     def slots(self) -> int:
@@ -155,17 +155,17 @@ class StreamLayout:
             return self.given[task]
         return sorted(self.tasks).index(task) if self.given is None else task % self.given
 
-    def is_open(self, task: int, to: int) -> bool:
-        """Return True if the later task ``to`` may use the weights of ``task``.
+    def can_be_read(self, task: int, later: int) -> bool:
+        """Return True if the later task ``later`` may use the weights of ``task``.
 
         It may if the stream declares the earlier task permanent, or if that task is further back in the stream than the
         deadline. The answer is the same in a run that never saw the tasks between.
         """
-        if task not in self.tasks or to not in self.tasks or task in self.later:
+        if task not in self.tasks or later not in self.tasks or task in self.later:
             return False
         if task in self.permanent:
             return True
-        before = self.tasks[: self.tasks.index(to)]
+        before = self.tasks[: self.tasks.index(later)]
         distance = before[::-1].index(task) + 1 if task in before else 0  # from its last training in the stream
         return self.deadline is not None and distance > self.deadline
 
@@ -173,7 +173,7 @@ class StreamLayout:
 # Slots by the stream's requests ------------------------------------------------------------------------------------
 
 
-def departures(stream: Sequence[Any]) -> dict[int, int]:
+def removal_positions(stream: Sequence[Any]) -> dict[int, int]:
     """Return task → position of the last experience before its removal, for each task that the stream will unlearn."""
     gone: dict[int, int] = {}
     for position, experience in enumerate(stream):
@@ -194,7 +194,7 @@ def _warn_if_crowded(layout: StreamLayout) -> None:
         there = [other for other in remaining if other != task and layout.slot(other) == layout.slot(task)]
         if not there:
             continue
-        late = [other for other in there if layout.is_open(other, task)]
+        late = [other for other in there if layout.can_be_read(other, task)]
         why = f", of which {late} can't be unlearned any more by then" if late else ""
         text = (
             f"task {task} will find its slot ({layout.slot(task)} of {layout.slots}) taken by tasks {there}{why}: "

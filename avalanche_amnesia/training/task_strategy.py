@@ -176,7 +176,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         if not torch.is_grad_enabled():
             raise TaskError("gradients are switched off by torch.no_grad() or inference_mode(): train outside of it")
         arguments.check_train_options(kwargs, type(self))
-        given = self._tasks_in(arguments.listed(experiences, "strategy.train"))
+        given = self._tasks_in(arguments.as_list(experiences, "strategy.train"))
         held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
         if held_out:
             warnings.warn(
@@ -189,13 +189,13 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
                 raise TypeError(
                     f"eval_streams must be a list of streams, [benchmark.test_stream], got {eval_streams!r}"
                 )
-            streams = [self._tasks_in(arguments.listed(one, "train(eval_streams=…)")) for one in eval_streams]
+            streams = [self._tasks_in(arguments.as_list(one, "train(eval_streams=…)")) for one in eval_streams]
         with preserved_rng(), self._full_precision():
             try:
                 self._trains = True
                 plugin = unlearning_of(self)
                 if plugin is not None and given:  # waiting requests may need data before the first task begins
-                    plugin.stream.note(given[0])
+                    plugin.stream.remember(given[0])
                 return super().train(given, streams, **kwargs)
             except TaskError:
                 self.abort_training()
@@ -244,7 +244,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             TypeError: for objects that are no experiences, for example a benchmark.
         """
         refuse_unfinished(self)
-        given = self._tasks_in(arguments.listed(exp_list, "strategy.eval"))
+        given = self._tasks_in(arguments.as_list(exp_list, "strategy.eval"))
         known = remaining_experiences(self, given)
         with self._full_precision():
             return super().eval(known, **kwargs) if known else {}

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.masking import AS_FUNCTIONS, leave_closed_out
+from avalanche_amnesia.unit_graph.masking import AS_FUNCTIONS, skip_closed_units
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, OwnModules
 from avalanche_amnesia.unit_graph.values import leaves
 
@@ -62,7 +62,7 @@ class Program:
         follow_the_input(graph, self.dtype, self.parameter)
         for node in graph.nodes:
             node.target = AS_FUNCTIONS.get(node.target, node.target)
-        leave_closed_out(graph)
+        skip_closed_units(graph)
         return type(fx.GraphModule(module, graph)).forward
 
 
@@ -78,7 +78,7 @@ class Sizes:
         given = tuple(tensor.shape for tensor in tensors)
         if given in self._known:
             return
-        if not self._hold(given):
+        if not self._guards_hold(given):
             shapes = ", ".join(
                 f"({', '.join('any' if isinstance(s, str) else str(s) for s in k)})" for k in self._shapes
             )
@@ -91,7 +91,7 @@ class Sizes:
             self._known.clear()
         self._known.add(given)
 
-    def _hold(self, given: tuple[torch.Size, ...]) -> bool:
+    def _guards_hold(self, given: tuple[torch.Size, ...]) -> bool:
         pairs = list(zip(given, self._shapes, strict=True))
         if any(len(shape) != len(known) for shape, known in pairs):
             return True  # the operations check it: a flattened input may have any number of axes

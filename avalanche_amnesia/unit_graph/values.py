@@ -45,9 +45,9 @@ class UnitSets:
         """Add a layer of ``units`` new units; return the number of each unit's own one-element set, ``(units,)``."""
         first = self.n_units
         self.n_units += units
-        return torch.tensor([self._of(frozenset({unit})) for unit in range(first, self.n_units)])
+        return torch.tensor([self._number_of(frozenset({unit})) for unit in range(first, self.n_units)])
 
-    def _of(self, members: frozenset[int]) -> int:
+    def _number_of(self, members: frozenset[int]) -> int:
         if -1 in members:
             return ALWAYS
         number = self._number.get(members)
@@ -73,7 +73,7 @@ class UnitSets:
         pairs, place = torch.stack([a.reshape(-1), b.reshape(-1)]).unique(dim=1, return_inverse=True)
         if pairs.shape[1] > _MOST_PAIRS or len(self._sets) > _MOST_SETS:
             return torch.full((), ALWAYS).expand(first.shape)
-        numbers = torch.tensor([self._of(self._sets[i] | self._sets[j]) for i, j in pairs.T.tolist()])
+        numbers = torch.tensor([self._number_of(self._sets[i] | self._sets[j]) for i, j in pairs.T.tolist()])
         return numbers[place].reshape(a.shape).expand(first.shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
@@ -94,7 +94,7 @@ class UnitSets:
         for of_group in (counts > 1).nonzero()[:, 0].tolist():
             key = tuple(number[starts[of_group] : starts[of_group] + counts[of_group]].tolist())
             if key not in known:
-                known[key] = self._of(frozenset().union(*(self._sets[i] for i in key)))
+                known[key] = self._number_of(frozenset().union(*(self._sets[i] for i in key)))
             result[of_group] = known[key]
         return result
 
@@ -281,18 +281,18 @@ class ParameterValue:
         return ParameterValue(torch.Size(shape), parts).moved(lambda place: place.reshape(shape))
 
 
-def together(shape: torch.Size, operands: list[ParameterValue]) -> ParameterValue:
+def combine(shape: torch.Size, operands: list[ParameterValue]) -> ParameterValue:
     """Return a tensor whose entries depend on the operands' entries at the same position, with broadcasting."""
     parts: list[Dependence] = []
     for operand in operands:
         for part in operand.parts:
             new = replace(part, moved_to=part.place.expand(shape))
-            if not any(_same(new, known) for known in parts):
+            if not any(_is_same_dependence(new, known) for known in parts):
                 parts.append(new)
     return ParameterValue(shape, tuple(parts))
 
 
-def _same(first: Dependence, second: Dependence) -> bool:
+def _is_same_dependence(first: Dependence, second: Dependence) -> bool:
     if first.name != second.name or (first.group is None) != (second.group is None):
         return False
     groups = first.group is None or torch.equal(first.group, second.group)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.trajectory.removal import Readers, Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.undo_log import Updates
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
@@ -93,7 +93,7 @@ def limit_to_own_modules(context: UnlearningContext) -> None:
 def _named_parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
     """Return name → parameter: all parameters of the model, and those named in ``further``, of finished tasks."""
     learning = dict(model.named_parameters())
-    with whole(model):
+    with register_all(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 

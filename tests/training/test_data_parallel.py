@@ -288,11 +288,11 @@ class Ends(SupervisedPlugin):
     """Ends the last process at a place of its training."""
 
     def __init__(self, place, how):
-        self.passed, self._place, self._how = 0, place, how  # no settings, which a load would compare
+        self.passed, self._own_slice, self._how = 0, place, how  # no settings, which a load would compare
 
     def end(self, strategy, **kwargs):
         self.passed += 1
-        if self.passed == self._place and is_last():
+        if self.passed == self._own_slice and is_last():
             if self._how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ZeroDivisionError("here")
@@ -344,8 +344,8 @@ def after_an_error(fails):
 
 
 def test_a_caught_error_leaves_nothing_behind():
-    (undisturbed, _), found = (in_group(2, after_an_error, fails) for fails in (False, True))
-    assert found == [undisturbed] * 2
+    (preserve_state, _), found = (in_group(2, after_an_error, fails) for fails in (False, True))
+    assert found == [preserve_state] * 2
 
 
 def proved():

@@ -16,7 +16,7 @@ from avalanche_amnesia.benchmarks.data import TaskError, of_whole
 from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel, NoHead, n_classes
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import autocast
-from avalanche_amnesia.unit_graph.backbones import as_batch, run_on
+from avalanche_amnesia.unit_graph.backbones import as_batch, run_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _AT_ONCE = 2**20  # samples: products of 15 bits, added up, stay below 2**53, where float64 is exact
@@ -196,7 +196,7 @@ class AnalyticModel(MultiHeadModel):
                 part = x[rows.clamp(max=len(x) - 1)]  # padded with the last sample
                 if isinstance(part, Tensor):  # kernels for another memory format round differently
                     part = part.contiguous()
-                z = run_on(self.backbone, part)
+                z = run_backbone(self.backbone, part)
                 shape = tuple(z.flatten(1).shape) if isinstance(z, Tensor) else type(z).__name__
                 if shape != (batch, self.n_features):
                     raise TaskError(f"the network returns {shape}, and must return {(batch, self.n_features)}")

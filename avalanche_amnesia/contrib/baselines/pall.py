@@ -20,7 +20,7 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.sparse import union_of
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 
 _REPAIR_BATCH = 64
 
@@ -119,7 +119,7 @@ class PALLPlugin(SubnetPlugin):
     ) -> None:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", *sorted(removed)))
         optimizer = Adam(parameters.values(), lr=self.repair_lr)  # new, so entries with gradient 0 do not move
-        with evaluating(model), torch.enable_grad():
+        with evaluation_mode(model), torch.enable_grad():
             for _ in range(self.repair_steps):
                 loss = self.loss(model, self.memory.draw(readers, _REPAIR_BATCH, generator))
                 gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

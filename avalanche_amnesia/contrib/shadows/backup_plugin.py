@@ -9,7 +9,7 @@ from torch import Tensor
 
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone, single_task
+from avalanche_amnesia.models.multi_head import backbone_entries, single_task
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
@@ -98,13 +98,13 @@ class BackupPlugin(Plugin):
         trajectory = recorder.trajectory
         self._now = _ShadowedTask(TaskStatistics(model, task, masking.masks.statistics_batches))
         values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
-        inside_values = inside_backbone(values)
+        inside_values = backbone_entries(values)
         # Unlearning a task can't affect this one if the two are isolated, so no shadow is needed.
         seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
         for other in seen:
             region = self._region(model, trajectory.tasks, other)
             # Outside its region a shadow uses the main weights minus the earlier task's update.
-            written = inside_backbone(trajectory.remove([other], values).updates[other])
+            written = backbone_entries(trajectory.remove([other], values).updates[other])
             offset = {
                 name: torch.where(inside, 0.0, written[name].to(inside_values[name]))
                 for name, inside in region.items()
@@ -124,7 +124,7 @@ class BackupPlugin(Plugin):
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return a shadow's initial values: backbone parameter name → values before the training of ``other``."""
-        return inside_backbone(trajectory.values_before(other, values))
+        return backbone_entries(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the backward pass: add the shadows' mean loss. Random numbers of the main network stay the same."""
@@ -164,7 +164,7 @@ class BackupPlugin(Plugin):
         mine = entries_in_use(strategy.model, task)
         for other, shadow in self._now.shadows.items():
             if other in unlearnable and shadow.settle():
-                self._now.statistics.retake(running_norms(shadow.parts), shadow.masked_features)
+                self._now.statistics.recompute(running_norms(shadow.parts), shadow.masked_features)
                 parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
                 both = {name: mine[name] & used for name, used in entries_in_use(strategy.model, other).items()}
                 self.kept[task][other] = Backup(shadow.learned(both), parts)

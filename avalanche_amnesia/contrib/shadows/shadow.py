@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.multi_head import backbone_entries
 from avalanche_amnesia.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
@@ -92,7 +92,7 @@ class Shadow:
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
     """Return backbone parameter name → bool tensor, True where the task uses the entry (everywhere without a mask)."""
-    return inside_backbone(model.entries_of(task))
+    return backbone_entries(model.entries_of(task))
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:

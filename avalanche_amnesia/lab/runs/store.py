@@ -31,7 +31,7 @@ from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_s
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.saving import encoded_state, give_state
+from avalanche_amnesia.training.host.saving import encoded_state, load_state_from
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unlearning.assumptions import hooks_of, interceptors, patches, replaced, torch_settings
 
@@ -376,7 +376,7 @@ class StoredRun:
                 if not self.stored:
                     raise StateError("a step of this run failed, and no state is stored: build the strategy again")
                 self._held = ""  # after an interruption the strategy is in no known state
-                give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
+                load_state_from(self._strategy, partial(deepcopy, self._fresh), self._store.path)
                 self._stands_at(self._root)
         for step in reversed(ahead):
             with self._store.lock(step.key):
@@ -395,7 +395,7 @@ class StoredRun:
             return body, tensors
 
         try:
-            give_state(self._strategy, read, self._store.path)
+            load_state_from(self._strategy, read, self._store.path)
         except StateError as error:
             warnings.warn(f"{error}; that state is computed again", stacklevel=5)
             return False

@@ -134,7 +134,7 @@ def checked_criterion(criterion: Any) -> Callable[..., Any]:
     return criterion
 
 
-def listed(experiences: Any, call: str) -> list[Any]:
+def as_list(experiences: Any, call: str) -> list[Any]:
     """Return an experience, stream or list of experiences as a list; raise TypeError for any other value."""
     if _is_experience(experiences):
         return [experiences]

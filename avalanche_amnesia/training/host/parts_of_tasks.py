@@ -25,7 +25,7 @@ from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.processes import of_first
 from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.arguments import listed
+from avalanche_amnesia.training.host.arguments import as_list
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.host.rollback import Snapshot
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
@@ -134,7 +134,7 @@ class LastStream:
         last = self._held()
         found = getattr(last, "origin_stream", None) or [last]
         if given is not None:
-            found = labelled(listed(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
+            found = labelled(as_list(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
             raise RequestError(

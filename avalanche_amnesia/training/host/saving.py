@@ -53,15 +53,15 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
     _refuse_in_training(strategy, "save")
     return encode(
         {
-            "strategy": _name(strategy),
+            "strategy": _class_name(strategy),
             "settings": learning_settings(strategy),
             "device": strategy.device.type,
             "model": states.model_state(strategy.model),
             "optimizer": _optimizer_state(strategy),
-            "host": states.state_of(strategy, _not_kept(strategy)),
+            "host": states.state_of(strategy, _unsaved_names(strategy)),
             "criterion": states.state_of(strategy._criterion),
-            "plugins": [[_name(plugin), states.state_of(plugin)] for plugin in _plugins(strategy)],
-            "metrics": [[_name(metric), states.state_of(metric)] for metric in _metrics(strategy)],
+            "plugins": [[_class_name(plugin), states.state_of(plugin)] for plugin in _saved_plugins(strategy)],
+            "metrics": [[_class_name(metric), states.state_of(metric)] for metric in _saved_metrics(strategy)],
         }
     )
 
@@ -85,10 +85,10 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
             evaluate, unlearn or be saved until a state is loaded.
     """
     place, check = checks.path("path", path), None if key is None else signed_by(key)
-    give_state(strategy, partial(read_state, place, check=check), place)
+    load_state_from(strategy, partial(read_state, place, check=check), place)
 
 
-def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: Path) -> None:
+def load_state_from(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: Path) -> None:
     """Load the state that ``read`` returns into a strategy; for the errors see :func:`load_state`."""
     _refuse_in_training(strategy, "load")
     before, mark = strategy.plugins, UnfinishedLoad(path)
@@ -99,11 +99,11 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
         try:
             state = decode(*read(), strategy.device)
             _check_fits(strategy, state, path)
-            mine = _plugins(strategy)  # in their saved order; the evaluator keeps its position
-            ordered = [mine.pop([*map(_name, mine)].index(name)) for name, _ in state["plugins"]]
+            mine = _saved_plugins(strategy)  # in their saved order; the evaluator keeps its position
+            ordered = [mine.pop([*map(_class_name, mine)].index(name)) for name, _ in state["plugins"]]
             plugins = [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
             strategy.plugins = [mark, *plugins]
-            parts = list(_parts(strategy, state))
+            parts = list(_loading_steps(strategy, state))
             snapshot = Snapshot(strategy, complete=True)
         except Exception:
             strategy.plugins = before  # nothing was changed
@@ -121,16 +121,16 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
     strategy.plugins = plugins
 
 
-def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _loading_steps(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the name of each part of a strategy and a function that loads its state."""
     yield "its model", partial(states.load_model_state, strategy.model, state["model"])
     yield "its optimizer", partial(_load_optimizer, strategy, state["optimizer"])
-    yield "the strategy", partial(states.load_state_of, strategy, state["host"], strategy, _not_kept(strategy))
+    yield "the strategy", partial(states.load_state_of, strategy, state["host"], strategy, _unsaved_names(strategy))
     yield "its criterion", partial(states.load_state_of, strategy._criterion, state["criterion"], strategy)
-    for plugin, (_, held) in zip(_plugins(strategy), state["plugins"], strict=True):
+    for plugin, (_, held) in zip(_saved_plugins(strategy), state["plugins"], strict=True):
         yield type(plugin).__name__, partial(states.load_state_of, plugin, held, strategy)
-    for metric, (name, held) in zip(_metrics(strategy), state["metrics"], strict=False):
-        if _name(metric) == name:  # the evaluator may have further metrics now
+    for metric, (name, held) in zip(_saved_metrics(strategy), state["metrics"], strict=False):
+        if _class_name(metric) == name:  # the evaluator may have further metrics now
             yield type(metric).__name__, partial(states.load_state_of, metric, held, strategy)
 
 
@@ -147,7 +147,7 @@ def _refuse_in_training(strategy: Strategy, doing: str) -> None:
 
 
 def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> None:
-    saved, here = state["strategy"], _name(strategy)
+    saved, here = state["strategy"], _class_name(strategy)
     if saved != here:
         raise StateError(f"{path} is the state of a {saved}, not of a {here}")
     if state["device"] == "cpu" and strategy.device.type != "cpu":
@@ -162,7 +162,7 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
             if not (isfinite(value) if numbers else type(mine) is type(value)):
                 raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {mine!r}")
     plugins = sorted(name for name, _ in state["plugins"])
-    mine = sorted(map(_name, _plugins(strategy)))
+    mine = sorted(map(_class_name, _saved_plugins(strategy)))
     if plugins != mine:
         missing = ", ".join((Counter(plugins) - Counter(mine)).elements())
         further = ", ".join((Counter(mine) - Counter(plugins)).elements())
@@ -171,12 +171,12 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
         raise StateError(
             f"{path} was saved beside other plugins: {' and '.join(differ)}; build the strategy with the same ones"
         )
-    there, ours = dict(_flat(state["settings"])), dict(_flat(learning_settings(strategy)))
+    there, ours = dict(_flatten(state["settings"])), dict(_flatten(learning_settings(strategy)))
     different = [name for name in sorted({*there, *ours}) if there.get(name) != ours.get(name)]
     if different:
         listed = ", ".join(f"{name}={there.get(name)!r} (here {ours.get(name)!r})" for name in different)
         raise StateError(f"{path} was saved with other settings: {listed}; build the strategy with those")
-    other = states.unlike(strategy.model, state["model"])
+    other = states.mismatch(strategy.model, state["model"])
     if other is not None:
         raise StateError(f"{path} holds another model: {other}")
 
@@ -184,39 +184,39 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
 # Parts of a strategy -----------------------------------------------------------------------------------------------
 
 
-def _name(thing: Any) -> str:
+def _class_name(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and the value of each entry in nested dicts of settings."""
     if not isinstance(settings, dict):
         yield name, settings
         return
     for key, value in settings.items():
-        yield from _flat(value, f"{name}.{key}".lstrip("."))
+        yield from _flatten(value, f"{name}.{key}".lstrip("."))
 
 
-def _plugins(strategy: Strategy) -> list[Any]:
+def _saved_plugins(strategy: Strategy) -> list[Any]:
     """Return the plugins to save: all but the evaluator, whose metrics are saved separately, and UnfinishedLoad."""
     return [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, UnfinishedLoad))]
 
 
-def _metrics(strategy: Strategy) -> list[Any]:
+def _saved_metrics(strategy: Strategy) -> list[Any]:
     """Return the metrics that have a state to save. Metrics without state start again with every evaluation."""
-    return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.takes_part(metric)]
+    return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.is_saved(metric)]
 
 
-_NOT_KEPT = OF_EVERY_STRATEGY | {
+_UNSAVED = OF_EVERY_STRATEGY | {
     *("device", "mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out"),
     *("is_training", "_stop_training", "_trains", "eval_mb_size", "eval_every", "peval_mode"),
 }
 """Attributes of a strategy not saved as its own: saved elsewhere, or part of one training or evaluation."""
 
 
-def _not_kept(strategy: Strategy) -> frozenset[str]:
-    """Return the names of attributes to leave out of a strategy's own state: :data:`_NOT_KEPT`, and all plugins."""
-    return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
+def _unsaved_names(strategy: Strategy) -> frozenset[str]:
+    """Return the names of attributes to leave out of a strategy's own state: :data:`_UNSAVED`, and all plugins."""
+    return _UNSAVED | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 
 # The optimizer -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.task_store import TaskStore, whole
+from avalanche_amnesia.models.task_store import TaskStore, register_all
 from avalanche_amnesia.saving.encoding import Apart, encode
 from avalanche_amnesia.saving.strategy_settings import own_settings
 from avalanche_amnesia.saving.values import StateError, checked
@@ -17,9 +17,9 @@ from avalanche_amnesia.strategy import Strategy
 def model_state(model: nn.Module) -> dict[str, Any]:
     """Return a model's state to save: tensors, numbers in module attributes, frozen parameters, module classes."""
     tensors = {name: value.detach() for name, value in model.state_dict().items()}
-    with whole(model):
+    with register_all(model):
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-        numbers = dict(_numbers(model))
+        numbers = dict(_number_attributes(model))
     return {"tensors": _by_task(model, tensors), "numbers": numbers, "frozen": frozen, "classes": dict(_classes(model))}
 
 
@@ -43,7 +43,7 @@ _KINDS = {
 }
 
 
-def unlike(model: nn.Module, state: Any) -> str | None:
+def mismatch(model: nn.Module, state: Any) -> str | None:
     """Return why a saved state does not fit a model (class, shape or dtype), or None if it fits."""
     parts, _, _, there = checked(state, **_KINDS)
     tensors = {name: tensor for part in parts for name, tensor in part.items()}
@@ -64,7 +64,7 @@ def load_model_state(model: nn.Module, state: Any) -> None:
     """Load a saved state into a model of the same classes and shapes."""
     parts, numbers, frozen, _ = checked(state, **_KINDS)
     model.load_state_dict({name: tensor for part in parts for name, tensor in part.items()})
-    with whole(model):
+    with register_all(model):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         for path, value in numbers.items():
@@ -77,7 +77,7 @@ def load_model_state(model: nn.Module, state: Any) -> None:
             setattr(module, attribute, value)
 
 
-def _numbers(model: nn.Module) -> Iterator[tuple[str, bool | int | float]]:
+def _number_attributes(model: nn.Module) -> Iterator[tuple[str, bool | int | float]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if type(value) in _NUMBERS and not name.startswith("_"):
@@ -120,7 +120,7 @@ def register_state(kind: type, **attributes: Conversion | None) -> None:
     _CONVERSIONS[kind] = attributes
 
 
-def takes_part(thing: Any) -> bool:
+def is_saved(thing: Any) -> bool:
     """Return True if an object's state is saved: it has ``load_state()``, or its class has a registered conversion."""
     return hasattr(type(thing), "load_state") or any(kind in _CONVERSIONS for kind in type(thing).__mro__)
 
@@ -131,7 +131,7 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
     if hasattr(type(thing), "load_state"):
         state, path = thing.state(), f"{name}.state()"
     else:
-        hidden = left_out | _left_out(thing)
+        hidden = left_out | _unsaved_names(thing)
         kept = {key: value for key, value in getattr(thing, "__dict__", {}).items() if key not in hidden}
         state, path = {key: dict(value) if isinstance(value, dict) else value for key, value in kept.items()}, name
         state |= {key: by.take(kept[key]) for key, by in conversions.items() if by is not None and key in kept}
@@ -153,7 +153,7 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
         return
     conversions, new = _conversions(thing), dict(state)
     tensors = new.pop("state_dict") if isinstance(thing, nn.Module) else {}
-    hidden = left_out | _left_out(thing)
+    hidden = left_out | _unsaved_names(thing)
     for name in new:
         # A user's plugin may create an attribute during training; Avalanche creates its attributes in constructors.
         held = vars(thing).get(name, getattr(type(thing), name, None))
@@ -168,7 +168,7 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
         if conversion is not None:
             given[name] = conversion.give(value, held, strategy)
         else:
-            given[name] = filled(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+            given[name] = refilled(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
     if isinstance(thing, nn.Module):
         thing.load_state_dict(tensors)
     if given:
@@ -192,14 +192,14 @@ def _conversions(thing: Any) -> dict[str, Conversion | None]:
     return found
 
 
-def _left_out(thing: Any) -> frozenset[str]:
+def _unsaved_names(thing: Any) -> frozenset[str]:
     """Return names of unsaved attributes: settings, registered exceptions and torch's private attributes of modules."""
     inside = [name for name in vars(thing) if name.startswith("_")] if isinstance(thing, nn.Module) else ()
     unsaved = (name for name, conversion in _conversions(thing).items() if conversion is None)
     return frozenset((*own_settings(thing), *unsaved, *inside))
 
 
-def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+def refilled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict of the same class as ``held`` (for example ``defaultdict``) with new items."""
     new = held.copy()
     new.clear()

@@ -29,7 +29,7 @@ from avalanche_amnesia.trajectory.sparse import put, take
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.trajectory.undo_log import UndoLog
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError
 
@@ -191,10 +191,10 @@ class CounterfactualPlugin(Plugin):
         without = _WithoutTasks(model, trajectory)
         features_now = CounterfactualFeatures(model, task, x, seen)
         labels, unfitted = y.to(features_now.x.device), list[str]()
-        with evaluating(model):
+        with evaluation_mode(model):
             for lost in removals:
                 try:
-                    self.heads[task][lost] = head_fit.compacted(self._fit_head(without, features_now, labels, lost))
+                    self.heads[task][lost] = head_fit.compact_head(self._fit_head(without, features_now, labels, lost))
                 except FitError as error:  # only this head is lost, not the trained task
                     unfitted.append(f"without {'several' if lost == SEVERAL else sorted(lost)}: {error}")
         if unfitted:

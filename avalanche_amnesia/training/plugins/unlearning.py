@@ -21,13 +21,13 @@ from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
 from avalanche_amnesia.training.host.parts_of_tasks import ForgottenPositions, LastStream, TrialDone, make_retraining
-from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
+from avalanche_amnesia.training.host.rollback import abort_training, finish_task, is_finishing, restore_snapshot
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
+from avalanche_amnesia.training.task_in_training import TaskSnapshot, copy_finished
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import TrainAgain, apply, apply_to_ledger_only, name_broken_plugin
 from avalanche_amnesia.unlearning.claims import Claims
@@ -227,7 +227,7 @@ class UnlearningPlugin(Plugin):
 
     def undo_training(self, strategy: Strategy) -> None:
         """Restore the snapshot of an aborted task, if there is one, and drop the task's state."""
-        go_back(strategy)
+        restore_snapshot(strategy)
         self.current = None
         self.claims.restore_log(self._before, strategy.model, first=self.ledger.n_trained == 0)
         self.current_task, self._before = None, None
@@ -341,7 +341,7 @@ class UnlearningPlugin(Plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
         self.claims.end_training(task, strategy, self._forgotten_in_task)
         self.current_task, self._before = None, None
-        finish(self, strategy)
+        finish_task(self, strategy)
         if not again:
             self._carry_out_overdue(strategy)
 
@@ -391,7 +391,7 @@ class UnlearningPlugin(Plugin):
             with name_broken_plugin(strategy, name):
                 trigger_plugins(strategy, name)
             if record is not None and snapshot is not None:  # heads written by compensations
-                change.set(snapshot, finished=copied_finished(strategy.model))
+                change.set(snapshot, finished=copy_finished(strategy.model))
 
         snapshot = self._snapshot(strategy)
         if snapshot is not None:  # undo a plugin's writes into finished tasks' heads

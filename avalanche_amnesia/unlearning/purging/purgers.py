@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.saving.known_objects import known_parts
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.transaction import Transaction
@@ -105,7 +105,7 @@ UnknownState = Sequence[tuple[object, str]]
 def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
     """Return (object, name of the attribute) for each object in ``things`` with learned state; none has a purger."""
     others = [strategy.optimizer, strategy.evaluator, *strategy.plugins]
-    with whole(strategy.model) as model:
+    with register_all(strategy.model) as model:
         others += [*model.modules(), *model.parameters(), *model.buffers()]
     known: dict[int, object] = {id(each): each for each in others}
     names = [(thing, learned_state(thing, known)) for thing in things]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
@@ -168,7 +168,7 @@ def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) 
     x = torch.stack([items[i][0] for i in stale])
     labels = torch.tensor([tasks[i] for i in stale])
     device = next(context.model.parameters()).device
-    with evaluating(context.model):
+    with evaluation_mode(context.model):
         fresh = avalanche_forward(context.model, x.to(device), labels.to(device)).cpu()
     for i, row in zip(stale, fresh, strict=True):
         logits[i] = row.clone()

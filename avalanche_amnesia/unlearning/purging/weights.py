@@ -11,7 +11,7 @@ from avalanche.training.utils import ParamData, get_last_fc_layer
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext, remove_task_modules
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
@@ -138,7 +138,7 @@ def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) 
 def teacher_without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
     """Return a copy of a teacher (the model saved after the last training) without the unlearned tasks."""
     result = deepcopy(teacher)
-    with torch.no_grad(), whole(result):
+    with torch.no_grad(), register_all(result):
         for name, parameter in result.named_parameters():
             new = context.removal.before.get(name, context.removal.values.get(name))
             if new is not None:
