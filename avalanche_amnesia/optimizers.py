@@ -84,7 +84,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
         raise ValueError(
             "SparseAdam takes sparse gradients alone: take Adam, and leave sparse=True of embedding layers out"
         )
-    if isinstance(optimizer, Adagrad) and not can_begin_anew(optimizer):
+    if isinstance(optimizer, Adagrad) and not can_restart(optimizer):
         raise ValueError(
             f"Adagrad of torch {torch.__version__} can't step once its state is emptied: take a newer torch, or Adam"
         )
@@ -119,7 +119,7 @@ def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
     return True
 
 
-def can_begin_anew(optimizer: Optimizer) -> bool:
+def can_restart(optimizer: Optimizer) -> bool:
     """Return True if an optimizer like ``optimizer`` can step after the state from its constructor is cleared."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
@@ -139,7 +139,7 @@ def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], 
     return type(optimizer)(parameters, **settings)
 
 
-def copied(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
+def copy_state(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
     """Return a copy of an optimizer's ``state``: the values are deep copies, the keys the same parameter objects."""
     return defaultdict(dict, {parameter: deepcopy(held) for parameter, held in state.items()})
 

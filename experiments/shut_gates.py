@@ -17,7 +17,7 @@ import torch
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
+from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified_positions
 from avalanche_amnesia.contrib.streams.image_sets import Standardise, load, rotated
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel, gate
@@ -40,8 +40,8 @@ OUTPUT = Path("experiments/results/shut_gates")
 def make_benchmark(stream, seed, root):
     data, n_train, tasks = STREAMS[stream]
     x, y = load(data, root, False)[0]
-    chosen = stratified(y, n_train + 2000, seed, "shut gates")
-    validating = chosen[stratified(y[chosen], 2000, seed, "validation")]
+    chosen = stratified_positions(y, n_train + 2000, seed, "shut gates")
+    validating = chosen[stratified_positions(y[chosen], 2000, seed, "validation")]
     training = chosen[~torch.isin(chosen, validating)]
     images = Images((x[training], y[training]), (x[validating], y[validating]), before=(Standardise(0, 255),))
     return tasks(replace(images, after=(Standardise(0.2, 0.33),)), seed)

@@ -15,7 +15,7 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
+from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified_positions
 from avalanche_amnesia.contrib.streams import CharacterNet, SmallConvNet
 from avalanche_amnesia.contrib.streams.image_sets import (
     JPEG,
@@ -102,7 +102,7 @@ def held_out(images: Images) -> Images:
     """Return the training images only, with a sixth of every class held out as test images."""
     x, y = images.train
     out = torch.zeros(len(y), dtype=torch.bool)
-    out[stratified(y, len(y) // 6, 0, "validation")] = True
+    out[stratified_positions(y, len(y) // 6, 0, "validation")] = True
     return replace(images, train=(x[~out], y[~out]), test=(x[out], y[out]))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from avalanche_amnesia.audit.record import Proof, ProofError, UnlearningRecord
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.processes import of_first
+from avalanche_amnesia.processes import from_first
 
 
 def refuse_approximate(record: UnlearningRecord) -> None:
@@ -63,7 +63,7 @@ def proved(
     differ = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if not differ:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return replace(record, proof=Proof(tasks, there, apart, *of_first((seconds, now))))
+        return replace(record, proof=Proof(tasks, there, apart, *from_first((seconds, now))))
     own = [(task, name) for task in tasks for name in differ if owner(name) == task]
     if own:
         task, first = own[0]

@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.benchmarks.data import difference_of_data
-from avalanche_amnesia.benchmarks.requests import experience_without, join, join_by, tasks_after_each, without_requests
+from avalanche_amnesia.benchmarks.data import data_difference
+from avalanche_amnesia.benchmarks.requests import join, join_if, tasks_after_each, without_positions, without_requests
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
@@ -133,7 +133,7 @@ class References:
         """
         task = int(experience.task_label)
         own = self.train_experience(task)
-        differences = [difference_of_data(part, experience) for part in self._parts[task]]
+        differences = [data_difference(part, experience) for part in self._parts[task]]
         if None not in differences:
             self._refuse(f"task {task}: {differences[0]}")
         for name, default in (("permanent", False), ("deadline", None)):
@@ -290,7 +290,7 @@ class References:
             ReferencesError: for a task that the benchmark does not have.
         """
         key = tuple((task, tuple(sorted(left_out[task]))) for task in sorted(left_out) if left_out[task])
-        return self._with(key, lambda task, positions: experience_without(self.train_experience(task), positions))
+        return self._with(key, lambda task, positions: without_positions(self.train_experience(task), positions))
 
     def _with(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
         """Return references in which ``experience_of(task, what)`` replaces a task's data, for each pair in ``key``."""
@@ -306,7 +306,7 @@ class References:
         for task, digest in plugin.data.items():
             self.train_experience(task)
             if (task, digest) not in self._trained:
-                self._trained[task, digest] = join_by(digest, self._parts[task]) or self._refuse(
+                self._trained[task, digest] = join_if(digest, self._parts[task]) or self._refuse(
                     f"task {task}: its training data have other labels, or another number of samples"
                 )
         key = tuple(of for of in plugin.data.items() if self._trained[of] is not self._experiences[of[0]])

@@ -26,8 +26,8 @@ import shtab
 
 from avalanche_amnesia import __version__, training
 from avalanche_amnesia import audit as records
-from avalanche_amnesia.audit.signing import signed_by
-from avalanche_amnesia.audit.words import claim_in_words, gone_in_words, outcome_in_words, wrapped
+from avalanche_amnesia.audit.signing import verifier_of
+from avalanche_amnesia.audit.words import claim_in_words, data_in_words, outcome_in_words, wrap
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
@@ -35,7 +35,7 @@ from avalanche_amnesia.lab.executors import clusters, jobs
 from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
-from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_foreign, replace_file, replacing_all
+from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_other_files, replace_file, replace_files
 from avalanche_amnesia.saving.typed import typed
 
 Changes = list[tuple[str, str]]
@@ -309,7 +309,7 @@ def prove(
     except records.ProofError as error:
         failure, done = str(error), error.record
     _save_with_record(strategy, state, done, record, key)
-    _print_summary([failure or f"{gone_in_words(done.plan)}: {claim_in_words(done)}."], str(done))
+    _print_summary([failure or f"{data_in_words(done.plan)}: {claim_in_words(done)}."], str(done))
     return 1 if failure else 0
 
 
@@ -343,7 +343,7 @@ def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[
     from avalanche_amnesia.bits import state_hashes
     from avalanche_amnesia.saving.encoding import decode
 
-    held = decode(*read_state(state, check=None if public_key is None else signed_by(public_key.read_bytes())))
+    held = decode(*read_state(state, check=None if public_key is None else verifier_of(public_key.read_bytes())))
     tensors = {name: tensor for part in held["model"]["tensors"] for name, tensor in part.items()}
     here, left = state_hashes(tensors), record.after
     differ = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
@@ -646,7 +646,7 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
         training.save_state(strategy, into, key)
         return
     record.parent.mkdir(parents=True, exist_ok=True)
-    with replacing_all([record]) as (part,):
+    with replace_files([record]) as (part,):
         part.write_text((done.to_json() if key is None else done.sign(key)) + "\n")
         training.save_state(strategy, into, key)
 
@@ -655,7 +655,7 @@ def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by:
     """Build a strategy and load a saved state into it; return (strategy, its unlearning plugin, private key)."""
     key, public = _read_key(sign, "--sign"), _read_key(by, "--public-key")
     before = read_body(state)  # report a path without a state first
-    refuse_foreign(into)
+    refuse_other_files(into)
     if key is None and into == state and "signature" in json.loads((state / STATE).read_text()):
         raise ValueError(f"{state} is signed, and would not be any more: give --sign KEY.pem")
     strategy = _call_factory(factory, "--factory")
@@ -733,7 +733,7 @@ def _run_summary(run: Any) -> str:
 
 def _print_summary(told: Sequence[str], details: str) -> None:
     """Print sentences, and details after them."""
-    _print("\n".join([*(line for sentence in told for line in wrapped(sentence)), "", details]))
+    _print("\n".join([*(line for sentence in told for line in wrap(sentence)), "", details]))
 
 
 def _print(text: str) -> None:

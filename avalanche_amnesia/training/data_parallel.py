@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from avalanche_amnesia import seeding
 from avalanche_amnesia.benchmarks.data import TaskError, labels_fingerprint, labels_of
 from avalanche_amnesia.bits import state_hashes, tensor_hash
-from avalanche_amnesia.processes import agree, gathered, n_processes, of_all, rank, summed
+from avalanche_amnesia.processes import check_equal, from_all, gather_rows, n_processes, rank, sum_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
@@ -143,7 +143,7 @@ class _SyncedNorm(torch.autograd.Function):
         values = x[:, 0].numel() if n else 0
         mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)  # faster than var_mean
         mean, variance = mean.double(), variance.double()
-        sums = summed(torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * values)
+        sums = sum_all(torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * values)
         m = sums[-1]
         if values < 2 and m < 2:  # values first: reading m waits for a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
@@ -165,7 +165,7 @@ class _SyncedNorm(torch.autograd.Function):
         given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True])
         _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)
         # These are gradients of a part's mean loss; ``reduce`` weights them later, like the loss of the part.
-        shared = summed(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
+        shared = sum_all(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
         of_mean, of_scale = (shared / (ctx.of_loss or 1)).chunk(2)
         scale = (variance + ctx.eps).rsqrt()
         factor = scale if weight is None else scale * weight
@@ -218,7 +218,7 @@ class StepSync:
         if epoch == 0:
             self._gradient_layout = []
             _check_loss_and_norms(strategy)
-            agree(_facts_to_agree_on(strategy, self._seed), f"task {task[0]}, before its first step:")
+            check_equal(_facts_to_agree_on(strategy, self._seed), f"task {task[0]}, before its first step:")
         self._draws = _RandomStates(seeding.derive_seed(self._seed, "process", rank(), epoch, *task))
         strategy.dataloader = PartOfBatches(strategy.dataloader, self._draws)
 
@@ -254,7 +254,7 @@ class StepSync:
         if not weight:
             buffer.zero_()  # even if the loss is NaN
         buffer[-2], buffer[-1] = has_more, weight
-        *means, mean_loss, shares, (more, total) = summed(buffer).split(sizes)
+        *means, mean_loss, shares, (more, total) = sum_all(buffer).split(sizes)
         if more:  # a tensor has got its first gradient, in some process
             self._gradient_layout = _gradient_layout(strategy, learning, known)
             self.reduce(strategy)
@@ -272,17 +272,17 @@ class StepSync:
     def gather(self, strategy: Strategy) -> None:
         """For metrics, replace outputs, labels and task labels (not inputs) by those of all processes."""
         if strategy.clock.train_exp_iterations == 0:
-            agree(_model_facts(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
+            check_equal(_model_facts(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
         logits, n = strategy.mb_output, _n_own_samples(strategy)
         if not isinstance(logits, Tensor) or not listens(strategy.evaluator, "after_training_iteration"):
             return
         first, *others = strategy.mbatch
-        strategy.mb_output, *others = gathered(*(part[:n] for part in (logits, *others)))
+        strategy.mb_output, *others = gather_rows(*(part[:n] for part in (logits, *others)))
         strategy.mbatch = [first, *others]
 
     def finish(self, strategy: Strategy) -> None:
         """After the training: raise ProcessError unless all processes have the same model."""
-        agree(_model_facts(strategy), "after the training")
+        check_equal(_model_facts(strategy), "after the training")
 
 
 def _n_own_samples(strategy: Strategy) -> int:
@@ -326,7 +326,7 @@ def _check_loss_and_norms(strategy: Strategy) -> None:
 def _gradient_layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
     """Return (tensor, entries to send or None: all) for each tensor in ``known`` or with a gradient in any process."""
     mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
-    places = {i for of_one in of_all(mine) for i in of_one}
+    places = {i for of_one in from_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}
     for plugin in strategy.plugins:
         moving.update(getattr(plugin, "moving_entries", dict)())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from avalanche_amnesia.models.multi_head import single_task
-from avalanche_amnesia.processes import gathered, n_processes
+from avalanche_amnesia.processes import gather_rows, n_processes
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 
@@ -36,7 +36,7 @@ class TaskStatistics:
 
     def recompute(self, norms: Sequence[Any], run: Callable[[Tensor], object]) -> None:
         """Recompute the running statistics of ``norms``; ``run(x)`` must pass a mini-batch through the network."""
-        seen = [tree_map_only(Tensor, lambda rows: gathered(rows)[0], x) for x in self._seen]
+        seen = [tree_map_only(Tensor, lambda rows: gather_rows(rows)[0], x) for x in self._seen]
         with evaluation_mode(self.model):  # a mini-batch of one sample has no variance
             recompute(norms, [x for x in seen if len(x) > 1], run)
 

@@ -33,7 +33,7 @@ def fault_of_inputs(x: Any) -> str | None:
 
 def fault_in_memory(samples: Any) -> str | None:
     """Return the message of :func:`fault_of_inputs` for samples in memory, before transforms; None for other data."""
-    where = samples.not_finite() if isinstance(samples, TensorTask) else torch.empty(0)
+    where = samples.nonfinite_positions() if isinstance(samples, TensorTask) else torch.empty(0)
     return _non_finite_message(where, len(samples)) if len(where) else None
 
 

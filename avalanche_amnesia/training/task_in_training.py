@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import finished_tensors
-from avalanche_amnesia.optimizers import copied
+from avalanche_amnesia.optimizers import copy_state
 from avalanche_amnesia.saving.known_objects import is_known
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.update_rules import Adjuster
@@ -59,7 +59,7 @@ class TaskSnapshot:
     def __init__(self, strategy: Strategy, task: int) -> None:
         model: nn.Module = strategy.model
         self.task = task
-        self.moments = copied(strategy.optimizer.state)
+        self.moments = copy_state(strategy.optimizer.state)
         """The optimizer's state, by parameter; emptied at an unlearning, because it may reveal the unlearned task."""
         self.states = user_plugin_states(strategy)
         """States of the user's plugins; emptied at an unlearning, for the reason given for ``moments``."""
@@ -78,7 +78,7 @@ class TaskSnapshot:
     def restore(self, strategy: Strategy) -> None:
         """Restore the optimizer's state, parameters and buffers that still exist, and the states of user plugins."""
         model: nn.Module = strategy.model
-        strategy.optimizer.state = copied(self.moments)
+        strategy.optimizer.state = copy_state(self.moments)
         for name, parameter in model.named_parameters():
             if name in self.values:
                 parameter.copy_(self.values[name])

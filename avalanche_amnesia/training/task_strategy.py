@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpack_batch
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.processes import ProcessError
@@ -261,9 +261,9 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         """Return experiences with task labels; in a stream without labels, an experience's position is its label."""
         found = list(experiences)
         if not all(hasattr(experience, "task_labels") and stream_of(experience) for experience in found):
-            from avalanche_amnesia.benchmarks.stream_labels import labelled  # lazy: most streams have labels
+            from avalanche_amnesia.benchmarks.stream_labels import relabel  # lazy: most streams have labels
 
-            found = labelled(found, parts=self.model.additive)
+            found = relabel(found, parts=self.model.additive)
         for n in {e.labelled_by_place for e in found if hasattr(e, "labelled_by_place")}:
             if self._placed is None:
                 warnings.warn(
@@ -325,7 +325,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             super().training_epoch(**kwargs)
 
     def _unpack_minibatch(self) -> None:
-        self.mbatch = unpacked(self.mbatch)
+        self.mbatch = unpack_batch(self.mbatch)
         super()._unpack_minibatch()
 
     def forward(self) -> Any:

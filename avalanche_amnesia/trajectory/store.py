@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, same_bits
-from avalanche_amnesia.saving.encoding import Apart
+from avalanche_amnesia.saving.encoding import OwnFile
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, compute_removal, undo_writes
 from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, encode_update, union_of
@@ -258,7 +258,7 @@ class Trajectory:
 
     def state(self) -> dict[str, Any]:
         """Return the logs and dtype for a saved state, which stores each log in a separate file."""
-        logs = {writer: Apart(log.state()) for writer, log in self.logs.items()}
+        logs = {writer: OwnFile(log.state()) for writer, log in self.logs.items()}
         return {"dtype": str(self.dtype), "logs": logs}
 
     def load_state(self, state: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.saving.values import StateError, checked, made
+from avalanche_amnesia.saving.values import StateError, checked, create
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues, put
 
 
@@ -63,7 +63,7 @@ class UndoLog(dict[str, SparseEntries]):
         """Return the log from the result of :meth:`state`."""
         kinds = {"entries": dict, "parameters": int, "error": dict, "repair_of": frozenset | None}
         entries, parameters, error, repair_of = checked(state, **kinds)
-        return cls(entries_from_state(entries), parameters, made(RoundingError, error), repair_of)
+        return cls(entries_from_state(entries), parameters, create(RoundingError, error), repair_of)
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +111,7 @@ def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
 def entries_from_state(state: Any) -> dict[str, Any]:
     """Return tensor name → sparse entries from a result of :func:`entries_state`; raise StateError if invalid."""
     found: dict[str, SparseEntries] = {
-        name: made(SparseUpdates, of) if "codes" in of else made(SparseValues, of) for name, of in state.items()
+        name: create(SparseUpdates, of) if "codes" in of else create(SparseValues, of) for name, of in state.items()
     }
     for name, entries in found.items():
         n = int(entries.where.sum())

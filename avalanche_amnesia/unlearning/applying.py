@@ -23,7 +23,7 @@ from avalanche_amnesia.audit.record import (
 from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.processes import agree, of_first
+from avalanche_amnesia.processes import check_equal, from_first
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.sparse import union_of
 from avalanche_amnesia.transaction import Transaction
@@ -122,8 +122,8 @@ def _make_record(
 ) -> UnlearningRecord:
     before, names = context.hashes, sorted({*context.hashes, *after})
     changed = [name for name in names if before.get(name) != after.get(name)]
-    agree({f"tensor {name}": digest for name, digest in after.items()}, f"{context.event}, unlearned,")
-    seconds, at = of_first((time.perf_counter() - context.started, datetime.now(UTC).isoformat(timespec="seconds")))
+    check_equal({f"tensor {name}": digest for name, digest in after.items()}, f"{context.event}, unlearned,")
+    seconds, at = from_first((time.perf_counter() - context.started, datetime.now(UTC).isoformat(timespec="seconds")))
     return UnlearningRecord(
         plan=context.plan,
         changes=tuple(TensorChange(name, before.get(name), after.get(name)) for name in changed),

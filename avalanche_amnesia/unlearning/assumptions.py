@@ -38,7 +38,7 @@ from torch.utils import _python_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, is_of
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_from, is_frozen
 from avalanche_amnesia.strategy import Strategy
 
 _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", "pybind11_builtins"}
@@ -202,7 +202,7 @@ def _inside(plugins: Iterable[Any], strategy: Strategy) -> list[Any]:
     outside = (strategy, strategy.evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
     seen = {id(each): each for each in (*outside, sys.stdout, sys.stderr)}
     n_outside = len(seen)
-    deque(open_in((part for part in plugins if not is_of(type(part), "avalanche_amnesia")), seen), maxlen=0)
+    deque(open_in((part for part in plugins if not is_from(type(part), "avalanche_amnesia")), seen), maxlen=0)
     return list(seen.values())[n_outside:]
 
 
@@ -232,7 +232,7 @@ _SEEN: Any = WeakIdKeyDictionary()  # part of the data → its texts at the firs
 def _changed(met: Iterable[Any]) -> Iterator[str]:
     """Yield names of tensors, data sets, closed transforms in ``met`` that changed since their first use here."""
     for each in met:
-        of_avalanche = is_of(type(each), "avalanche", "avalanche_amnesia")  # which fills caches, and keeps modes
+        of_avalanche = is_from(type(each), "avalanche", "avalanche_amnesia")  # which fills caches, and keeps modes
         if of_avalanche or not is_closed(type(each)) or isinstance(each, _UNCHANGED):
             continue
         whole = each._base if isinstance(each, Tensor) and each._base is not None else each
@@ -279,7 +279,7 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
 
 def _of_modules(model: nn.Module) -> Iterator[str]:
     """Yield the names of user subclasses of this package's models, and of attributes without a comparable value."""
-    modules = [module for module in model.modules() if not is_of(type(module), "avalanche_amnesia")]
+    modules = [module for module in model.modules() if not is_from(type(module), "avalanche_amnesia")]
     # Attributes of the others change in every training, like those of their base classes.
     yield from (_name(m) for m in model.modules() if m not in modules and not is_closed(type(m)))
     users = dict.fromkeys(type(module) for module in modules if not is_closed(type(module)))
@@ -380,7 +380,7 @@ def attributes_of(strategy: Strategy) -> Attributes:
     for path, thing in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
         if isinstance(thing, (*_FUNCTIONS, partial)):
             found[path] = {"function": as_text(thing)}
-        elif not is_of(type(thing), "avalanche_amnesia"):
+        elif not is_from(type(thing), "avalanche_amnesia"):
             is_loss = path.startswith("criterion") and isinstance(thing, nn.Module)  # the model's are what tasks train
             own = [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)] if is_loss else []
             found[path] = {name: as_text(value) for name, value in (*_attributes(thing), *own)}

@@ -27,9 +27,9 @@ from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.processes import n_processes
-from avalanche_amnesia.saving.encoding import Apart
+from avalanche_amnesia.saving.encoding import OwnFile
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
-from avalanche_amnesia.saving.values import checked, made
+from avalanche_amnesia.saving.values import checked, create
 from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning import assumptions
@@ -87,15 +87,15 @@ class Claims:
 
     def state(self) -> dict[str, Any]:
         """Return the log as a dict to save."""
-        trainings = {task: Apart(dict(vars(training))) for task, training in self._trainings.items()}
+        trainings = {task: OwnFile(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
 
     def load_state(self, state: Any) -> None:
         """Restore the log from a state that :meth:`state` returned."""
         new = Claims(*checked(state, **get_type_hints(Claims) | {"_trainings": dict[int, dict], "_first": dict | None}))
-        new._trainings = {task: made(Circumstances, held) for task, held in new._trainings.items()}
-        new._first = None if new._first is None else made(Circumstances, new._first)
+        new._trainings = {task: create(Circumstances, held) for task, held in new._trainings.items()}
+        new._first = None if new._first is None else create(Circumstances, new._first)
         vars(self).update(vars(new))
 
     # A training -----------------------------------------------------------------------------------------------

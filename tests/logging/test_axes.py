@@ -129,7 +129,7 @@ def test_an_experience_without_its_own_label_has_its_number() -> None:
         (None, {}, 3),
     ):
         for callback in ("before_training_exp", "after_training_exp"):
-            position.hear(callback, strategy_at(SimpleNamespace(task_labels=labels, **about)))
+            position.update(callback, strategy_at(SimpleNamespace(task_labels=labels, **about)))
         assert position.task == task
 
 

@@ -12,7 +12,7 @@ from avalanche_amnesia.lab.logging.json_lines import replay
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.payloads import Payload
-from avalanche_amnesia.logging.run_logger import tells_of
+from avalanche_amnesia.logging.run_logger import is_about
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Reader:
         self._run.records.append(record)
 
     def forget(self, tasks: tuple[int, ...]) -> None:
-        for name in [name for name in self._run.summary if tells_of(name, tasks)]:
+        for name in [name for name in self._run.summary if is_about(name, tasks)]:
             del self._run.summary[name]
 
     def finish(self, exit_code: int) -> None:

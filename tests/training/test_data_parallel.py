@@ -224,8 +224,8 @@ def test_what_processes_can_not_share_is_refused(what, words):
 def sent(name):
     """Numbers that a step sends."""
     sizes = []
-    summed = data_parallel.summed
-    data_parallel.summed = lambda values: (sizes.append(len(values)), summed(values))[1]
+    sum_all = data_parallel.sum_all
+    data_parallel.sum_all = lambda values: (sizes.append(len(values)), sum_all(values))[1]
     wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 400, bias=False), nn.ReLU(), nn.Linear(400, 16, bias=False))
     model = {"Independent": NetworkPerTask, "DisjointSubnets": DisjointModel}[name](wide, n_features=16)
     learn(strategy_of(name, model=model), STREAM, 1)

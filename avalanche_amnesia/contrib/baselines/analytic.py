@@ -12,7 +12,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError, of_whole
+from avalanche_amnesia.benchmarks.data import TaskError, attribute_of
 from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel, NoHead, n_classes
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import autocast
@@ -226,7 +226,7 @@ class AnalyticModel(MultiHeadModel):
     def adaptation(self, experience: Any) -> None:
         """Add heads for new tasks; in training, copy the tasks' sums to add to; raise TaskError if classes differ."""
         super().adaptation(experience)
-        named = of_whole(experience, "original_classes", ())
+        named = attribute_of(experience, "original_classes", ())
         for task in map(int, experience.task_labels if self.training else ()):
             sums = self.heads[task].twin()
             before = sums.originals.tolist()

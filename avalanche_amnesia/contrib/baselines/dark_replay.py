@@ -13,7 +13,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.saving.values import StateError, checked, made
+from avalanche_amnesia.saving.values import StateError, checked, create
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.transaction import Transaction
@@ -88,7 +88,7 @@ class TaskMemory:
         here = [self.memory_per_task, self.seed]
         if saved != here:
             raise StateError(f"a memory of (memory_per_task, seed) = {saved} was saved, and this one has {here}")
-        self.samples = {task: made(Samples, held) for task, held in samples.items()}
+        self.samples = {task: create(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
         """Delete samples of ``tasks``, and logits that depend on these tasks; return the number of deleted samples."""

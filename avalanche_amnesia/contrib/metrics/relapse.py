@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, targets_of, task_data
-from avalanche_amnesia.benchmarks.families import drawn
+from avalanche_amnesia.benchmarks.families import draw_positions
 from avalanche_amnesia.contrib.metrics.membership import SAMPLES
 from avalanche_amnesia.evaluation.bases import ComparedMetric
 from avalanche_amnesia.evaluation.functional import accuracy
@@ -172,7 +172,7 @@ class FewShot(FreshHead):
         """Return ``shots`` training samples per class of a task: inputs ``(n, …)`` and labels ``(n,)``."""
         experience, seed = self.train_experiences[task], derive_seed(0, "shots", task)
         labels = targets_of(experience)
-        return task_data(experience, drawn(labels, dict.fromkeys(labels.unique().tolist(), self.shots), seed))
+        return task_data(experience, draw_positions(labels, dict.fromkeys(labels.unique().tolist(), self.shots), seed))
 
 
 def relapse_metrics(benchmark: Any, references: References | None = None) -> list[Relapse]:

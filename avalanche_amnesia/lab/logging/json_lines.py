@@ -20,7 +20,7 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging.run_lines import FORMAT, RUN_FILE, VERSION, JSONRunError, lines_of
 from avalanche_amnesia.logging.payloads import Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger
-from avalanche_amnesia.saving.files import replace_file, writing
+from avalanche_amnesia.saving.files import explain_errors, replace_file
 
 _FILES = {"media": "png", "records": "json"}
 """Folder for files of a run → extension of these files."""
@@ -68,7 +68,7 @@ class JSONWriter:
 
     def _append(self, kind: str, **content: Any) -> None:
         line = json.dumps({"kind": kind, **content}) + "\n"
-        with writing(self.folder):  # on a full disk the line stays in the file's buffer
+        with explain_errors(self.folder):  # on a full disk the line stays in the file's buffer
             self._file.write(line)
             self._file.flush()
 
@@ -128,7 +128,7 @@ class JSONLogger(RunLogger):
         about = {"project": project, "name": name, "group": group, "job_type": job_type or "main"}
         head = {"kind": "run", "format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12], **about}
         line = json.dumps({**head, "config": dict(config or {})}) + "\n"  # a moved folder keeps its identifier
-        with writing(self._folder):
+        with explain_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             replace_file(self._folder / RUN_FILE, line.encode())
         super().__init__(JSONWriter(self._folder), named=name is not None, pictures=pictures)

@@ -27,7 +27,7 @@ from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.lab.runs.behaviour import facts_of, script_code
 from avalanche_amnesia.lab.runs.first_batches import NotRepeatableError, first_batches, without_trace
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_state, write_state, writing
+from avalanche_amnesia.saving.files import BLOB, STATE, Parts, explain_errors, read_body, read_state, write_state
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
@@ -90,7 +90,7 @@ class RunStore:
         foreign = [f.name for f in self.path.iterdir() if f.name not in ours] if self.path.is_dir() else []
         if foreign or self.path.is_file():
             raise StateError(f"{self.path} is no store of runs ({foreign[:3] or 'a file'}): give a new directory")
-        with writing(self.path):
+        with explain_errors(self.path):
             for name in ours:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
 
@@ -182,7 +182,7 @@ class RunStore:
     def lock(self, name: str) -> Iterator[None]:
         """Lock a state or the store for a ``with`` block; the lock is also released if the process crashes."""
         lock = FileLock(self.path / "locks" / name)
-        with writing(self.path):
+        with explain_errors(self.path):
             lock.acquire()
         try:
             yield

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from avalanche_amnesia.audit.record import UnlearningPlan
 from avalanche_amnesia.benchmarks.data import targets_of, task_data
-from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without, join_by
-from avalanche_amnesia.benchmarks.stream_labels import labelled
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, join_if, without_positions
+from avalanche_amnesia.benchmarks.stream_labels import relabel
 from avalanche_amnesia.bits import model_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
-from avalanche_amnesia.processes import of_first
+from avalanche_amnesia.processes import from_first
 from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import as_list
@@ -85,7 +85,7 @@ class PartRequest:
             raise RequestError(f"{event}: all of these samples of task {task} are forgotten already")
         if len(self.requested) == len(labels):
             raise RequestError(f"{event}: task {task} would be left without samples: unlearn it as a whole, [{task}]")
-        salted = forgotten if forgotten.salt else replace(forgotten, salt=of_first(secrets.token_hex(16)))
+        salted = forgotten if forgotten.salt else replace(forgotten, salt=from_first(secrets.token_hex(16)))
         self.hashes = tuple(sorted(salted.hashes_of(task, self.requested)))
         held = salted.hashes.get(task, frozenset()).union(self.hashes)
         self.forgotten = replace(salted, hashes={**salted.hashes, task: held})
@@ -134,14 +134,14 @@ class LastStream:
         last = self._held()
         found = getattr(last, "origin_stream", None) or [last]
         if given is not None:
-            found = labelled(as_list(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
+            found = relabel(as_list(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
             raise RequestError(
                 f"{event}: for this request to task {task} its data is needed (in a shell, --benchmark): give its "
                 f"experience, data=benchmark.train_stream[…], or parts" + ("" if given is None else f", not {given!r}")
             )
-        same = join_by(fingerprint, of_task)
+        same = join_if(fingerprint, of_task)
         if same is None:
             raise RequestError(
                 f"{event}: not the data of task {task}, its labels differ: give its experience, or all of its parts, "
@@ -222,7 +222,7 @@ def make_retraining(
             raise RequestError(f"{event}: task {task} can't be trained {how}: {error}. Nothing was changed") from error
 
     def retrain_without(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        retrain(experience_without(experience, left.requested | left.earlier), "without these samples", context, change)
+        retrain(without_positions(experience, left.requested | left.earlier), "without these samples", context, change)
         warn_of_copies(left.copies(experience), task, event)  # last, because some data sets change when they are read
         change.set(plugin, forgotten=left.forgotten)
         if not reproduce:
@@ -230,7 +230,7 @@ def make_retraining(
         return replace(context.plan, **plugin.claims.fields_after_retraining(context, first))
 
     def reproduce_training(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        first_data = experience_without(experience, left.earlier) if left.earlier else experience
+        first_data = without_positions(experience, left.earlier) if left.earlier else experience
         retrain(first_data, "again with all of its samples (reproduce=False leaves that out)", context, change)
         hashes = model_hashes(strategy.model)
         raise TrialDone(hashes, plugin.claims.training_of(task).place)

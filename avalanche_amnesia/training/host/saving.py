@@ -12,9 +12,9 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.audit.signing import key_of, signature_of, signed_by
+from avalanche_amnesia.audit.signing import as_key, signature_of, verifier_of
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.processes import by_first
+from avalanche_amnesia.processes import run_first
 from avalanche_amnesia.saving.encoding import decode, encode
 from avalanche_amnesia.saving.files import Parts, as_state_error, read_state, write_state
 from avalanche_amnesia.saving.strategy_settings import learning_settings
@@ -41,9 +41,9 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
     """
     place, sign = checks.path("path", path), None
     if key is not None:
-        sign = partial(signature_of, private_key=key_of(key, "private"))
+        sign = partial(signature_of, private_key=as_key(key, "private"))
     body, parts = encoded_state(strategy)
-    by_first(lambda: write_state(place, body, parts, sign=sign))
+    run_first(lambda: write_state(place, body, parts, sign=sign))
     return place
 
 
@@ -84,7 +84,7 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
             damaged or settings differ. If loading a part failed or was interrupted, the strategy refuses to train,
             evaluate, unlearn or be saved until a state is loaded.
     """
-    place, check = checks.path("path", path), None if key is None else signed_by(key)
+    place, check = checks.path("path", path), None if key is None else verifier_of(key)
     load_state_from(strategy, partial(read_state, place, check=check), place)
 
 

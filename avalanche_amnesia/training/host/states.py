@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.task_store import TaskStore, register_all
-from avalanche_amnesia.saving.encoding import Apart, encode
+from avalanche_amnesia.saving.encoding import OwnFile, encode
 from avalanche_amnesia.saving.strategy_settings import own_settings
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
@@ -31,7 +31,7 @@ def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> list[Any]:
         store, _, inside = name.partition(".")
         task = inside.partition(".")[0] if store in stores else ""
         of_tasks.setdefault(task, {})[name] = tensor
-    return [of_tasks.pop(""), *map(Apart, of_tasks.values())]
+    return [of_tasks.pop(""), *map(OwnFile, of_tasks.values())]
 
 
 _NUMBERS = (bool, int, float)

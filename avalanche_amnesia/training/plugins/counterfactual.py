@@ -13,8 +13,8 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.encoding import Apart
-from avalanche_amnesia.saving.values import checked, made
+from avalanche_amnesia.saving.encoding import OwnFile
+from avalanche_amnesia.saving.values import checked, create
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import head_fit
@@ -130,14 +130,14 @@ class CounterfactualPlugin(Plugin):
     def state(self) -> dict[str, Any]:
         """Return :attr:`heads` and :attr:`sources` as a state to save."""
         plain = {task: {key: dict(vars(head)) for key, head in of.items()} for task, of in self.heads.items()}
-        heads = {task: Apart(of) for task, of in plain.items()}
+        heads = {task: OwnFile(of) for task, of in plain.items()}
         return {"heads": heads, "sources": self.sources}
 
     def load_state(self, state: Any) -> None:
         """Restore a state that :meth:`state` returned."""
         kinds = {"heads": dict[int, dict[frozenset[int], dict]], "sources": dict[int, frozenset[int]]}
         heads, sources = checked(state, **kinds)
-        made_heads = {task: {key: made(FittedHead, head) for key, head in of.items()} for task, of in heads.items()}
+        made_heads = {task: {key: create(FittedHead, head) for key, head in of.items()} for task, of in heads.items()}
         self.heads, self.sources = made_heads, sources
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GEMPlugin, MASPlug
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError, single_task, why_trained
+from avalanche_amnesia.benchmarks.data import TaskError, repeat_error, single_task
 from avalanche_amnesia.isolation.pools import Pools
 from avalanche_amnesia.models.disjoint import Allocation, DisjointModel
 from avalanche_amnesia.optimizers import traits_of
@@ -70,7 +70,7 @@ class DisjointPlugin(TaskEndPlugin):
                 f"them. Leave {refused[0]} out of plugins"
             )
         if task in model.tasks and task not in model.heads.unfinished:
-            raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
+            raise TaskError(f"{repeat_error(strategy.experience)}; tasks with a share: {list(model.tasks)}")
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Choose the task's share of the weights. By now, due requests and undone trainings have freed shares."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, task_data, why_trained
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, repeat_error, single_task, task_data
 from avalanche_amnesia.models.multi_head import MultiHeadModel, backbone_entries
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.optimizers import follow_model, traits_of
@@ -168,7 +168,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         if not model.masked_tasks:
             refuse_incremental(strategy.experience)
         if task in model.masked_tasks:
-            raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masked_tasks)}")
+            raise TaskError(f"{repeat_error(strategy.experience)}; tasks with a mask: {list(model.masked_tasks)}")
         self.training = self.task_class(task)
 
     def undo_training(self, strategy: Strategy) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.benchmarks.data import single_task, why_trained
+from avalanche_amnesia.benchmarks.data import repeat_error, single_task
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.substitutes import hash_tensors
@@ -87,7 +87,7 @@ class TrajectoryPlugin(Plugin):
             )
         self.undo_training(strategy)
         if task in self.trajectory.tasks and not getattr(strategy.model, "additive", False):
-            raise RequestError(f"{why_trained(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")
+            raise RequestError(f"{repeat_error(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")
         shared = _shared_statistics(strategy.model)
         if shared:
             raise ModelError(

@@ -15,9 +15,9 @@ from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.encoding import Apart
+from avalanche_amnesia.saving.encoding import OwnFile
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
-from avalanche_amnesia.saving.values import checked, made
+from avalanche_amnesia.saving.values import checked, create
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
 from avalanche_amnesia.training.host.parts_of_tasks import ForgottenPositions, LastStream, TrialDone, make_retraining
@@ -112,7 +112,7 @@ class UnlearningPlugin(Plugin):
         """Return this plugin's state to save: ledger, records, claims, fingerprints of data, and open requests."""
         return {
             "ledger": self.ledger.state_dict(),
-            "records": [Apart(json.loads(record.to_json())) for record in self.records],
+            "records": [OwnFile(json.loads(record.to_json())) for record in self.records],
             "counters": self.counters,
             "data": self.data,
             "requests": self._requests.state(),
@@ -128,7 +128,7 @@ class UnlearningPlugin(Plugin):
         self.ledger.load_state_dict(ledger)
         self.claims.load_state(claims)
         self._requests.load_state(requests)
-        self.counters, self.data, self.forgotten = counters, data, made(ForgottenPositions, forgotten)
+        self.counters, self.data, self.forgotten = counters, data, create(ForgottenPositions, forgotten)
         self.records = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
 
     # By the user ----------------------------------------------------------------------------------------------

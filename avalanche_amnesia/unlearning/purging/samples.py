@@ -72,8 +72,8 @@ def _copy_part(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
     """Return (data set with only the samples ``kept``, their old positions); all samples if its class is unknown."""
     if isinstance(dataset, list):
         return [dataset[i] for i in kept], kept
-    if hasattr(dataset, "alone"):  # a task in this package's streams shares its base with the whole stream
-        return dataset.alone(kept), kept
+    if hasattr(dataset, "copy_subset"):  # a task in this package's streams shares its base with the whole stream
+        return dataset.copy_subset(kept), kept
     if type(dataset) is TensorDataset:
         return TensorDataset(*(tensor[kept] for tensor in dataset.tensors)), kept
     return dataset, list(range(len(dataset)))
