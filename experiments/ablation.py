@@ -29,7 +29,7 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import References, floor_ratio, jsd, trajectory_bytes
 from avalanche_amnesia.evaluation.functional import accuracy
-from avalanche_amnesia.evaluation.probes import features_of, take_probe
+from avalanche_amnesia.evaluation.probes import copy_probe, features_of
 from avalanche_amnesia.evaluation.resolution import distance_in_words, two_digits
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
@@ -148,7 +148,7 @@ class Laboratory:
             task = experience.task_label
             strategy.train(experience)
             if task in REQUESTS:
-                probes |= {gone: take_probe(model, gone) for gone in REQUESTS[task]}
+                probes |= {gone: copy_probe(model, gone) for gone in REQUESTS[task]}
                 strategy.unlearn(REQUESTS[task])
                 remaining = plugin.ledger.remaining
                 full = self.accuracy(references.full(task + 1), remaining)

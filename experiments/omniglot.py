@@ -16,7 +16,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.families import Images, stratified_positions
 from avalanche_amnesia.benchmarks.tasks import task_benchmark
-from avalanche_amnesia.contrib.streams.image_sets import Standardise, data_root, missing
+from avalanche_amnesia.contrib.streams.image_sets import Standardise, data_root, missing_data
 
 Alphabets = Literal["small", "background"]
 SMALL = tuple(Path("omniglot-small") / f"images_background_small{number}.zip" for number in (1, 2))
@@ -91,13 +91,13 @@ def _files(root: Path, alphabets: Alphabets) -> Iterator[tuple[str, str, bytes]]
     """Yield (alphabet, character, content of the image file) for every drawing, in alphabetical order."""
     if alphabets == "background":
         if not (root / BACKGROUND).is_dir():
-            raise missing("Omniglot", f"{BACKGROUND}/", root)
+            raise missing_data("Omniglot", f"{BACKGROUND}/", root)
         for file in sorted((root / BACKGROUND).glob("*/*/*.png")):
             yield file.parts[-3], file.parts[-2], file.read_bytes()
         return
     absent = [str(file) for file in SMALL if not (root / file).is_file()]
     if absent:
-        raise missing("Omniglot", " and ".join(absent), root, downloads=False)
+        raise missing_data("Omniglot", " and ".join(absent), root, downloads=False)
     drawings: dict[str, bytes] = {}  # both files contain two alphabets; duplicates would leak test images
     for packed in SMALL:
         with zipfile.ZipFile(root / packed) as archive:

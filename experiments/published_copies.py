@@ -114,11 +114,11 @@ class PublishedCopies(BackupPlugin):
         _, recorder = method_plugins(strategy, "PublishedCopies()")
         super().begin(strategy, task, recorder.trajectory.tasks)
 
-    def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
+    def _entries_to_train(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
         earlier = tasks[: tasks.index(other)] if self.scope == "unit" else ()
         return units_used(model, [*earlier, other])
 
-    def _start_values(
+    def _initial_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         return fresh_weights(model.backbone, derive_seed(self.seed, "shadow", task, other))
@@ -146,11 +146,11 @@ class PublishedCopies(BackupPlugin):
         The tensors have the parameter's shape. Two are bool: the entries with values of the task's copies, and the
         entries overwritten by another task's copies. The third contains the values of the former, and 0 elsewhere.
         """
-        newest = self._newest(tasks, gone)
+        newest = self._newest_updates(tasks, gone)
         for task in tasks:
             if task in gone:
                 continue
-            asked, old, new = self._learned(task, gone), self.placed.get(task, {}), newest.get(task, {})
+            asked, old, new = self._updates_without(task, gone), self.placed.get(task, {}), newest.get(task, {})
             for name in sorted({*asked, *old}):
                 like = asked[name] if name in asked else old[name]
                 values, stands = torch.zeros(like.shape, dtype=like.dtype), torch.zeros(like.shape, dtype=torch.bool)

@@ -90,7 +90,7 @@ class AuthorsMemory(TaskMemory):
     def store(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing at a task's end: :class:`AuthorsReplay` draws the samples during training."""
 
-    def renew(self, *args: Any, **kwargs: Any) -> None:
+    def refresh_logits(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the stored logits stay unchanged."""
 
 
@@ -189,10 +189,10 @@ class AuthorsCopies(PublishedCopies):
         self.begin_at, self.alias = begin_at, alias
         self._head: dict[int, list[Tensor]] = {}
 
-    def _start_values(self, model: Any, trajectory: Any, task: int, other: int, values: Any) -> dict[str, Tensor]:
+    def _initial_values(self, model: Any, trajectory: Any, task: int, other: int, values: Any) -> dict[str, Tensor]:
         if self.begin_at == "before":
             return backbone_entries(trajectory.values_before(other, values))
-        return super()._start_values(model, trajectory, task, other, values)
+        return super()._initial_values(model, trajectory, task, other, values)
 
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Before a task's training: create the copies, and copy the initial head of ``task``."""

@@ -59,7 +59,7 @@ class Probe:
         return cls(mask, head.eval())
 
 
-def take_probe(model: nn.Module, task: int) -> Probe:
+def copy_probe(model: nn.Module, task: int) -> Probe:
     """Return a probe: copies of a learned task's mask, head and norms; None for a part that the model lacks."""
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     if not isinstance(model, MultiHeadModel):

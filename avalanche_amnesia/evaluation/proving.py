@@ -37,7 +37,7 @@ def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn
     return tuple(task for task in remaining if task in tasks) if tasks else remaining
 
 
-def proved(
+def with_proof(
     record: UnlearningRecord,
     hashes: Mapping[str, str],
     retrained: nn.Module,

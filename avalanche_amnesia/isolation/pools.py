@@ -52,7 +52,7 @@ class Pools:
 
     def __post_init__(self) -> None:
         if isinstance(self.slots, Mapping):
-            object.__setattr__(self, "slots", _checked(self.slots))
+            object.__setattr__(self, "slots", _checked_slots(self.slots))
         elif self.slots is not None:
             object.__setattr__(self, "slots", checks.whole_number("slots", self.slots))
 
@@ -72,14 +72,14 @@ class Pools:
         if not hasattr(benchmark, "train_stream"):
             raise TypeError(f"Pools.planned takes the benchmark that the strategy is trained on, got {benchmark!r}")
         stream = list(benchmark.train_stream)
-        gone, slots = removal_positions(stream), dict[int, int]()
+        removals, slots = removal_positions(stream), dict[int, int]()
         until: list[int] = []  # for each slot, index of the last training during which it is occupied
         for position, experience in enumerate(stream):
             permanent = getattr(experience, "permanent", False)
             for task in (task for task in map(int, experience.task_labels) if task not in slots):
                 free = (number for number, taken in enumerate(until) if taken < position and not permanent)
                 slots[task] = next(free, len(until))
-                until[slots[task] : slots[task] + 1] = [gone.get(task, len(stream))]
+                until[slots[task] : slots[task] + 1] = [removals.get(task, len(stream))]
         return cls(slots)
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Allocation:
@@ -98,7 +98,7 @@ class Pools:
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
             now = layout.tasks.index(task)
-            planned = [other for other in taken if layout.gone.get(other, now) < now]
+            planned = [other for other in taken if layout.removals.get(other, now) < now]
             why = f", though the stream requests to unlearn {planned} before, which was not done" if planned else ""
             raise CapacityError(
                 f"task {task}: slot {found.slot} of {found.slots} is taken by tasks {taken}{why}: {MORE_SLOTS}"
@@ -127,7 +127,7 @@ class StreamLayout:
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
-    gone: Mapping[int, int]  # as :func:`removal_positions` returns it
+    removals: Mapping[int, int]  # as :func:`removal_positions` returns it
     deadline: int | None
     given: int | Mapping[int, int] | None = None
     later: frozenset[int] = frozenset()
@@ -175,22 +175,22 @@ class StreamLayout:
 
 def removal_positions(stream: Sequence[Any]) -> dict[int, int]:
     """Return task → position of the last experience before its removal, for each task that the stream will unlearn."""
-    gone: dict[int, int] = {}
+    removals: dict[int, int] = {}
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
         for request in (r for r in requests if r.when == "before"):
-            gone |= dict.fromkeys(request.gone, position - 1)
+            removals |= dict.fromkeys(request.gone, position - 1)
         for task in experience.task_labels:
-            gone.pop(int(task), None)  # trained again
+            removals.pop(int(task), None)  # trained again
         for request in (r for r in requests if r.when != "before"):
-            gone |= dict.fromkeys(request.gone, position)
-    return gone
+            removals |= dict.fromkeys(request.gone, position)
+    return removals
 
 
 def _warn_if_crowded(layout: StreamLayout) -> None:
     """Warn if a later task of the stream will find its slot (part of the weights) occupied by another task."""
     for position, task in enumerate(layout.tasks):
-        remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.gone.get(t, position) >= position)
+        remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.removals.get(t, position) >= position)
         there = [other for other in remaining if other != task and layout.slot(other) == layout.slot(task)]
         if not there:
             continue
@@ -207,7 +207,7 @@ def _warn_if_crowded(layout: StreamLayout) -> None:
 MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger number from the beginning"
 
 
-def _checked(slots: Mapping[int, int]) -> dict[int, int]:
+def _checked_slots(slots: Mapping[int, int]) -> dict[int, int]:
     """Return ``slots`` (task label → slot) as ints; raise ValueError unless all are integers of at least 0."""
     pairs = {checks.integer(task): checks.integer(slot) for task, slot in slots.items()}
     checked = {t: s for t, s in pairs.items() if t is not None and s is not None and min(t, s) >= 0}

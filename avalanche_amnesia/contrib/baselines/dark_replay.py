@@ -34,7 +34,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def at(self, index: Tensor) -> Samples:
+    def select(self, index: Tensor) -> Samples:
         """Return copies of the samples at the positions ``index``, ``(k,)``."""
         return Samples(self.x[index], self.y[index], self.logits[index], self.known)
 
@@ -60,11 +60,11 @@ class TaskMemory:
         stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
         self.samples = {other: held for other, held in self.samples.items() if other != task} | {task: stored}
 
-    def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
-        """Replace a task's stored logits by the model's current ones; ``only_right``: NaN for misclassified samples."""
+    def refresh_logits(self, model: MultiHeadModel, task: int, *, correct_only: bool = False) -> None:
+        """Replace a task's stored logits by the current ones; ``correct_only``: NaN for misclassified samples."""
         held = self.samples[task]
         logits = _logits(model, held.x, task)
-        if only_right:
+        if correct_only:
             logits[logits.argmax(1) != held.y] = torch.nan
         self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
 
@@ -74,7 +74,7 @@ class TaskMemory:
         of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
         within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
         batch = torch.randperm(len(of), generator=generator)[:n]
-        parts = {task: samples.at(within[batch[of[batch] == task]]) for task, samples in held.items()}
+        parts = {task: samples.select(within[batch[of[batch] == task]]) for task, samples in held.items()}
         return {task: part for task, part in parts.items() if len(part)}
 
     def state(self) -> dict[str, Any]:

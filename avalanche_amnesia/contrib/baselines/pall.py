@@ -62,7 +62,7 @@ class PALLPlugin(SubnetPlugin):
         """Before a task's training: prepare its mask, and draw again all weights that no remaining task uses."""
         super().before_training_exp(strategy, **kwargs)
         model = self.model_of(strategy)
-        drawn = model.by_layer(self._draw(model, "weights", model.current_task))
+        drawn = model.by_layer(self._draw_scores(model, "weights", model.current_task))
         parameters = dict(model.backbone.named_parameters())
         with torch.no_grad():
             for name, fresh in drawn.items():
@@ -83,7 +83,7 @@ class PALLPlugin(SubnetPlugin):
     ) -> list[str]:
         """Delete samples of the unlearned ``tasks``, and fine-tune reset weights that remaining tasks use."""
         lines = [f"memory: {self.memory.forget(tasks, change)} samples of tasks {sorted(tasks)} dropped"]
-        shared, readers = self._shared(model, removal.written_entries())
+        shared, readers = self._shared_entries(model, removal.written_entries())
         if not readers or not self.repair_steps:
             return lines
         parameters = {name: p for name, p in model.named_parameters() if name in shared}
@@ -94,12 +94,11 @@ class PALLPlugin(SubnetPlugin):
         self.store.record_repair(before, parameters, readers)
         if self.snapshot is not None:  # a task is in training: its update is relative to the repaired values
             for name, parameter in parameters.items():
-                old = self.snapshot.values[name]
-                self.snapshot.values[name] = torch.where(shared[name], parameter.detach(), old)
+                self.snapshot.values[name] = torch.where(shared[name], parameter.detach(), self.snapshot.values[name])
         n = sum(int(where.sum()) for where in shared.values())
         return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
 
-    def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
+    def _shared_entries(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
         """Return (name → bool tensor of the reset entries that tasks with stored samples use, list of these tasks)."""
         readers = {}
         for task in model.masks:

@@ -72,11 +72,11 @@ def few_shot_accuracy(
         return torch.nn.functional.pad((features.double() - mean) / scale, (0, 1), value=1.0)  # 1: for the bias
 
     train = scaled(train_features)
-    weight = _fit_penalised(train, train_labels, n_classes, penalty)
+    weight = _fit_softmax(train, train_labels, n_classes, penalty)
     return accuracy(scaled(test_features) @ weight.T, test_labels)
 
 
-def _fit_penalised(features: Tensor, labels: Tensor, n_classes: int, penalty: float) -> Tensor:
+def _fit_softmax(features: Tensor, labels: Tensor, n_classes: int, penalty: float) -> Tensor:
     """Return weights W that minimise ``mean cross-entropy + penalty / 2 · ‖W‖²``, by L-BFGS from zero."""
     weight = features.new_zeros(n_classes, features.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([weight], max_iter=30, history_size=30, line_search_fn="strong_wolfe")

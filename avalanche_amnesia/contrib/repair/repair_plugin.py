@@ -158,12 +158,12 @@ class RepairPlugin(MemoryPlugin):
         with preserved_rng(), evaluation_mode(model):
             for task in tasks:
                 if task in compensated:  # stay close to its head and statistics, which were fitted to far more samples
-                    self.memory.renew(model, task)
+                    self.memory.refresh_logits(model, task)
                     continue
                 self._recompute_statistics(model, task)
                 held = self.memory.samples[task]
                 if not bool(held.has_logits.any()):  # stay close to the model's output, because labels are few
-                    self.memory.renew(model, task, only_right=True)
+                    self.memory.refresh_logits(model, task, correct_only=True)
             movable = {model.get_parameter(name): entries for name, entries in free.items()}
             self._train(model, optimizer, tasks, movable)
         return self.steps
@@ -216,7 +216,7 @@ class RepairPlugin(MemoryPlugin):
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", task))
         while True:
             for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
-                yield samples.at(index)
+                yield samples.select(index)
 
 
 def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:

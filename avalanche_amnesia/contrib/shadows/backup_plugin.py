@@ -88,13 +88,13 @@ class BackupPlugin(Plugin):
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: check that the model is a MaskedModel and that the required plugins are present."""
-        _surroundings(strategy)
+        _required_parts(strategy)
 
     @torch.no_grad()
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Before a training: create a shadow (weight copy) per task in ``unlearnable`` that can influence ``task``."""
         self.undo_training(strategy)
-        model, masking, recorder = _surroundings(strategy)
+        model, masking, recorder = _required_parts(strategy)
         trajectory = recorder.trajectory
         self._now = _ShadowedTask(TaskStatistics(model, task, masking.masks.statistics_batches))
         values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
@@ -102,7 +102,7 @@ class BackupPlugin(Plugin):
         # Unlearning a task can't affect this one if the two are isolated, so no shadow is needed.
         seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
         for other in seen:
-            region = self._region(model, trajectory.tasks, other)
+            region = self._entries_to_train(model, trajectory.tasks, other)
             # Outside its region a shadow uses the main weights minus the earlier task's update.
             written = backbone_entries(trajectory.remove([other], values).updates[other])
             offset = {
@@ -113,14 +113,14 @@ class BackupPlugin(Plugin):
             offset = {name: outside for name, outside in offset.items() if bool((outside != 0).any())}
             region = {name: inside for name, inside in region.items() if bool(inside.any()) or name in offset}
             if any(bool(inside.any()) for inside in region.values()):
-                start = self._start_values(model, trajectory, task, other, values)
+                start = self._initial_values(model, trajectory, task, other, values)
                 self._now.shadows[other] = self.shadow_class(model, task, region, start, offset, strategy.optimizer)
 
-    def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
+    def _entries_to_train(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
         """Return the entries that a shadow trains (first used by ``other``): backbone parameter name → bool tensor."""
         return first_used(model, other, earlier=tasks[: tasks.index(other)])
 
-    def _start_values(
+    def _initial_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return a shadow's initial values: backbone parameter name → values before the training of ``other``."""
@@ -185,23 +185,23 @@ class BackupPlugin(Plugin):
                 f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
                 for name, part in of_task.items()
             }
-            for task, of_task in self._newest(trajectory.tasks, removed).items()
+            for task, of_task in self._newest_updates(trajectory.tasks, removed).items()
         }
 
-    def _newest(self, tasks: Sequence[int], removed: Collection[int]) -> dict[int, dict[str, SparseValues]]:
+    def _newest_updates(self, tasks: Sequence[int], removed: Collection[int]) -> dict[int, dict[str, SparseValues]]:
         """Return task → parameter name → update by its shadows, without entries that later tasks' shadows update."""
         affected = [task for task in tasks if task in self.kept and task not in removed]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
         for task in reversed(affected):
-            for name, part in self._learned(task, removed).items():
+            for name, part in self._updates_without(task, removed).items():
                 where = part.where & ~taken.get(name, torch.zeros_like(part.where))
                 taken[name] = where | taken.get(name, where)
                 if bool(where.any()):
                     result.setdefault(task, {})[name] = part.restrict(where.reshape(-1))
         return result
 
-    def _learned(self, task: int, removed: Collection[int]) -> dict[str, SparseValues]:
+    def _updates_without(self, task: int, removed: Collection[int]) -> dict[str, SparseValues]:
         """Return parameter name → update by a task's shadows without ``removed``. Later shadows take precedence."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
@@ -236,7 +236,7 @@ class BackupPlugin(Plugin):
         return lines
 
 
-def _surroundings(strategy: Strategy) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
+def _required_parts(strategy: Strategy) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
     if not isinstance(strategy.model, MaskedModel):
         raise TypeError(f"shadow copies are of masked units: give a MaskedModel, got {type(strategy.model).__name__}")
     return strategy.model, *method_plugins(strategy, "BackupPlugin()")

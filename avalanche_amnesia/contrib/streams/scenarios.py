@@ -81,13 +81,13 @@ def listed(
     """
     checks.whole_number("n_tasks", n_tasks)
     if isinstance(requests, Mapping):
-        schedule: Any = {at: _request(one) for at, one in requests.items()}
+        schedule: Any = {at: _as_request(one) for at, one in requests.items()}
     else:
-        schedule = tuple(map(_request, requests))
+        schedule = tuple(map(_as_request, requests))
     return Scenario(schedule, checks.integers("permanent", permanent, "tasks"), deadline)
 
 
-def _request(given: Any) -> Any:
+def _as_request(given: Any) -> Any:
     if not isinstance(given, Mapping):  # a list of tasks
         return given
     known_options(given, inspect.signature(UnlearningRequest).parameters, "a request")
