@@ -34,7 +34,7 @@ from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.executors import clusters, jobs
 from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.study import settings
-from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
+from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, find_named
 from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_other_files, replace_file, replace_files
 from avalanche_amnesia.saving.typed import typed
 
@@ -104,7 +104,7 @@ def run(
         network: network to use instead of the file's
         seed: seed (default: the file's first)
     """
-    from avalanche_amnesia.lab.study.experiment import changed, experiment_of, folder_of, is_done, read_experiment
+    from avalanche_amnesia.lab.study.experiment import differences, experiment_of, folder_of, is_done, read_experiment
 
     given = {"stream.name": stream, "network.name": network}
     changes = [*((key, name) for key, name in given.items() if name is not None), *changes]
@@ -125,7 +125,7 @@ def run(
     if is_done(cell, folder):
         _print(f"there already, with these settings: {folder}")
         return
-    if differs := changed(cell, folder):
+    if differs := differences(cell, folder):
         _print(f"replaces the run in {folder}, which has other settings: {', '.join(differs)}")
     _print(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
@@ -418,10 +418,10 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
 
 def list_() -> None:
     """List methods, streams, networks, request scenarios and metrics, one line each."""
-    from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, READINGS
+    from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, TRACE_TESTS
 
     measured = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
-    metrics = measured | {reading.check: reading.title for reading in READINGS if reading.check not in measured}
+    metrics = measured | {reading.check: reading.title for reading in TRACE_TESTS if reading.check not in measured}
     kinds = {kind: getattr(settings, kind.upper()) for kind in ("methods", "streams", "networks", "scenarios")}
     kinds["metrics"] = metrics
     for kind, names in kinds.items():
@@ -466,7 +466,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("WANDB_SILENT", "true")
     options: dict[str, Any] = {}
     try:
-        options = _parsed(words)
+        options = _parse(words)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
         return options.pop("function")(**options) or 0
     except Exception as error:
@@ -493,7 +493,7 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message if lacks == message else f"{self.prog} needs {lacks}; {self.prog} --help explains")
 
 
-def _parsed(words: list[str]) -> dict[str, Any]:
+def _parse(words: list[str]) -> dict[str, Any]:
     """Parse the words of a command into a dict of arguments, with the command's function under ``function``."""
     parser = _Parser(prog="amnesia", description="Continual learning that can forget on request.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
@@ -616,7 +616,7 @@ def _row_name(name: str) -> str:
 
 def _load_benchmark(name: str) -> Any:
     """Return the benchmark named ``module:name``; call the object first if it is a function."""
-    found = named(name, "--benchmark")
+    found = find_named(name, "--benchmark")
     found = _call_factory(name, "--benchmark") if callable(found) else found
     if not hasattr(found, "train_stream"):
         raise ValueError(f"--benchmark {name} is {found!r}, no benchmark")
@@ -627,12 +627,12 @@ def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: P
     """Return the runs of an experiment that have no results yet, and print their number."""
     from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
 
-    def listed(kind: Any, text: str, option: str) -> Any:
+    def parse_list(kind: Any, text: str, option: str) -> Any:
         value = from_yaml(text, option)  # EWC, or [EWC,LwF]
         return typed(kind, value if isinstance(value, list) else [value], option)
 
-    methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
-    cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
+    methods, scenarios = parse_list(list[str], method, "method"), parse_list(list[str], scenario, "scenario")
+    cells = study.cells_of(experiment, methods, scenarios, parse_list(list[int], seed, "seed"))
     _check_writable({"--out": out, "--store": store})
     missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
     beside = "; their references come first" if missing else ""
@@ -694,7 +694,7 @@ def _read_key(file: Path | None, option: str) -> bytes | None:
 
 def _call_factory(name: str, option: str) -> Any:
     """Call the function ``module:name`` without arguments; raise its errors again with this name in the message."""
-    make = named(name, option)
+    make = find_named(name, option)
     try:
         inspect.signature(make).bind()
     except TypeError as error:
@@ -709,7 +709,7 @@ def _progress_printer() -> Callable[[Any, Any, int], None]:
     """Return a callback that prints each finished job."""
     n_done = count(1)
 
-    def tell(job: Any, result: Any, n_left: int) -> None:
+    def print_job(job: Any, result: Any, n_left: int) -> None:
         if isinstance(result, BaseException):
             words = f"failed: {type(result).__name__}: {result}"
         else:
@@ -717,7 +717,7 @@ def _progress_printer() -> Callable[[Any, Any, int], None]:
         n = next(n_done)
         _print(f"[{n}/{n + n_left}] {job.name}: {words}")
 
-    return tell
+    return print_job
 
 
 def _run_summary(run: Any) -> str:

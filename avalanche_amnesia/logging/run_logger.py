@@ -55,12 +55,12 @@ class RunLogger(BaseLogger, ABC):
         self._kept: tuple[str, UnlearningRecord] | None = None
 
     @abstractmethod
-    def _missing(self) -> str:
+    def _no_run_text(self) -> str:
         """Return an error text: the reason why the logger has no run to write to, and the remedy."""
 
     def _get_writer(self) -> Any:
         if self._writer is None or self._finished:
-            raise RuntimeError(self._missing())
+            raise RuntimeError(self._no_run_text())
         return self._writer
 
     def log_metrics(self, metric_values: list[MetricValue]) -> None:
@@ -68,7 +68,7 @@ class RunLogger(BaseLogger, ABC):
         if not metric_values and not self._pending:
             return
         if self._finished:  # no error: an unlearning must not fail for a dashboard
-            self._warn_once("", self._missing())
+            self._warn_once("", self._no_run_text())
             return
         self._get_writer()  # no value is taken that can't be written
         self._write_pending()  # values logged by the user, or in an iteration: no callback followed

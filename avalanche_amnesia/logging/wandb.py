@@ -174,7 +174,7 @@ class WandBLogger(RunLogger):
         self._defined.clear()
         self.run_id = run.id
 
-    def _missing(self) -> str:
+    def _no_run_text(self) -> str:
         if self._finished:
             return f"the W&B run {self.run_id} is finished and takes no more values: log to a new WandBLogger"
         return (

@@ -214,13 +214,13 @@ def test_a_plan_leaves_out_stored_states_and_its_count_is_right(tmp_path):
     store = RunStore(tmp_path)
 
     def plan():
-        return plan_paths(reference_paths(brief, BENCHMARK, store, ("full", "same")), store, beside=5)
+        return plan_paths(reference_paths(brief, BENCHMARK, store, ("full", "same")), store, further=5)
 
     # beside the main run's 5 tasks: full runs without a request, in which nothing is shared; references: 1; 1; 3; 3, 4
-    assert (plan().trainings, plan().there, plan().to_compute, plan().seconds) == (5 + 14 + 4, 0, 5 + 5 + 3, None)
+    assert (plan().trainings, plan().stored, plan().to_compute, plan().seconds) == (5 + 14 + 4, 0, 5 + 5 + 3, None)
     references = References(brief, BENCHMARK, store=store)
     references.reference([1])
-    assert plan().there == 1
+    assert plan().stored == 1
     assert plan().seconds > 0
     assert "1 are in the store" in str(plan())
     to_compute = plan().to_compute

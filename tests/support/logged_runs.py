@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.lab.logging.json_lines import replay
+from avalanche_amnesia.lab.logging.json_lines import copy_run
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.payloads import Payload
@@ -41,7 +41,7 @@ def read_json_run(folder: str | Path) -> LoggedRun:
     run.id, run.name, run.project = head["id"], head["name"] or "", head["project"]
     run.group, run.job_type, run.config = head["group"] or "", head["job_type"], dict(head["config"])
     run.metrics = dict.fromkeys(AXES)
-    replay(Path(folder), _Reader(run))
+    copy_run(Path(folder), _Reader(run))
     return run
 
 

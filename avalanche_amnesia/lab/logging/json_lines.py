@@ -55,7 +55,7 @@ class JSONWriter:
         if again:
             record.save(self.folder / f"records/{self._n['records']}.json")
         else:
-            self._append("record", path=self._saved("records", record))
+            self._append("record", path=self._save("records", record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
         """Append a line to the log that removes earlier values of ``tasks`` from the run's summary."""
@@ -72,7 +72,7 @@ class JSONWriter:
             self._file.write(line)
             self._file.flush()
 
-    def _saved(self, kind: str, content: Image.Image | UnlearningRecord) -> str:
+    def _save(self, kind: str, content: Image.Image | UnlearningRecord) -> str:
         """Save a picture or record to a new file, and return the file's path in the run's folder."""
         self._n[kind] += 1
         path = f"{kind}/{self._n[kind]}.{_FILES[kind]}"
@@ -82,7 +82,7 @@ class JSONWriter:
 
     def _as_json(self, value: Payload) -> Any:
         if isinstance(value, Image.Image):
-            path = self._saved("media", value)
+            path = self._save("media", value)
             return {"_type": "image", "path": path, "width": value.width, "height": value.height}
         if isinstance(value, Table):
             return {"_type": "table", "columns": list(value.columns), "data": [list(row) for row in value.rows]}
@@ -133,13 +133,13 @@ class JSONLogger(RunLogger):
             replace_file(self._folder / RUN_FILE, line.encode())
         super().__init__(JSONWriter(self._folder), named=name is not None, pictures=pictures)
 
-    def _missing(self) -> str:
+    def _no_run_text(self) -> str:
         if self._finished:
             return f"the run in {self._folder} is finished: call finish() last, or log to a new JSONLogger"
         return f"this logger was loaded without its run, which stays in {self._folder}: make a new JSONLogger"
 
 
-def replay(root: Path, writer: Any) -> bool:
+def copy_run(root: Path, writer: Any) -> bool:
     """Copy the logged run in ``root`` to ``writer``; if the run was killed, return False and leave the writer open."""
     exit_code: int | None = None
     for line in lines_of(root):

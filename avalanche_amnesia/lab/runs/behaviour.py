@@ -45,7 +45,7 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
         for name, value in moments.items():
             (tensors if isinstance(value, Tensor) else facts)[f"{place}: {name}"] = value
     facts |= {f"{of}.{name}": repr(v) for of, own in learning_settings(strategy).items() for name, v in own.items()}
-    scripts = [plugin for plugin in strategy.plugins if _is_a_script_s(plugin)]
+    scripts = [plugin for plugin in strategy.plugins if _is_script_plugin(plugin)]
     held = ((f"{type(plugin).__name__}.{name}", value) for plugin in scripts for name, value in vars(plugin).items())
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
     for path, of in assumptions.attributes_of(strategy).items():
@@ -55,7 +55,7 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if not name.endswith(".training")}  # evaluations change it
 
 
-def _is_a_script_s(plugin: Any) -> bool:
+def _is_script_plugin(plugin: Any) -> bool:
     """Return True if a plugin is the user's own and listens to no evaluation event, so evaluations cannot change it."""
     evaluates = any("_eval" in event and listens(plugin, event) for event in dir(plugin))
     return not evaluates and not type(plugin).__module__.startswith("avalanche")
@@ -87,7 +87,7 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = (), *, files: 
             todo += ((f"{place}{at}", part, told) for at, part in _attributes(thing))
         if told:
             text = names[id(thing)] if id(thing) in names else assumptions.as_text(thing)
-            lines.add(f"{place} {text}{_of_file(thing) if files and isinstance(thing, (str, PurePath)) else ''}")
+            lines.add(f"{place} {text}{_file_stamp(thing) if files and isinstance(thing, (str, PurePath)) else ''}")
     return sorted(lines)
 
 
@@ -108,7 +108,7 @@ def _parts(thing: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
             with suppress(ValueError):  # of entries that are no plain values or arrays
                 yield "[…]", blake3(marshal.dumps(thing, 2)).hexdigest()  # type: ignore[arg-type]
                 texts = (each for each in tree_leaves([*items]) if isinstance(each, str)) if files else ()
-                yield "[files]", blake3("".join(map(_of_file, texts)).encode()).hexdigest()
+                yield "[files]", blake3("".join(map(_file_stamp, texts)).encode()).hexdigest()
                 return
         # Sets of text have another order in every process.
         yield from (("[]" if isinstance(thing, (set, frozenset)) else f"[{at}]", v) for at, v in enumerate(items))
@@ -126,7 +126,7 @@ def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
             yield f".{name}", held
 
 
-def _of_file(value: str | PurePath) -> str:
+def _file_stamp(value: str | PurePath) -> str:
     """Return size and modification time of the file with this path as text, or an empty string if there is no file."""
     with suppress(OSError, ValueError):
         file = os.stat(value)

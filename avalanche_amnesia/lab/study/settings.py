@@ -200,7 +200,7 @@ class Cell:
     seed: int
 
 
-def named(name: str, place: str, known: Mapping[str, Any] | None = None) -> Any:
+def find_named(name: str, place: str, known: Mapping[str, Any] | None = None) -> Any:
     """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``place``."""
     if known:
         if name in known:

@@ -74,7 +74,7 @@ def test_references_are_trained_as_planned_and_shared_by_scenarios(swept):
     steps = RunStore(folder / "store").nodes()
     assert len(steps) == trained  # and the runs themselves trained no reference
     again = plan_sweep(CELLS, RunStore(folder / "store"))
-    assert (again.to_compute, again.there) == (5 * len(CELLS), trained)
+    assert (again.to_compute, again.stored) == (5 * len(CELLS), trained)
 
 
 def test_a_single_run_gives_the_same_bytes_as_the_sweep(swept, tmp_path):
@@ -209,7 +209,7 @@ def test_samples_are_unlearned_by_the_methods_that_support_it(tmp_path):
     assert "task 0 of 5 (2 samples of task 1 after task 2; task 0 after task 4)" in report_page([run])
     told = verdict_of([run])
     assert str(told) == "exact, proved"
-    findings = {outcome.reading.check: outcome.finding for outcome in told.outcomes}
+    findings = {outcome.test.check: outcome.finding for outcome in told.outcomes}
     assert findings["forgotten samples"] == findings["membership of forgotten samples"] == "weak"  # a single task
     assert {line.partition(",")[0] for line in (tmp_path / "results.csv").read_text().splitlines()[1:]} == {"weights"}
 
