@@ -193,7 +193,7 @@ def write_state(
         files = {place: part.name for place, part in parts.items()}
         places = {(blobs or path) / files[place]: part for place, part in parts.items()}
         # Made one at a time: together they would be a second copy of the model in memory.
-        new = {file: partial(content_of, part) for file, part in places.items() if not _is_whole(file)}
+        new = {file: partial(part_bytes, part) for file, part in places.items() if not _is_whole(file)}
         content = {"parts": files, "body": body}
         signature = {} if sign is None else {"signature": sign(content)}
         new[path / STATE] = partial(seal(content, **HEAD, **signature).encode)  # the state file is replaced last
@@ -242,7 +242,7 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
         return content["body"], content["parts"]
 
 
-def content_of(part: Part) -> bytes:
+def part_bytes(part: Part) -> bytes:
     """Return the content of the file for a part, as bytes in the safetensors format."""
     from safetensors.torch import save  # imported here, because records are read without torch
 

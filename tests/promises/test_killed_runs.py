@@ -72,7 +72,7 @@ def result_of(process, folder):
 
 
 @pytest.fixture(scope="module")
-def preserve_state(tmp_path_factory):
+def undisturbed(tmp_path_factory):
     """Result of an undisturbed run, and its duration in seconds."""
     folder = tmp_path_factory.mktemp("undisturbed")
     start = time.monotonic()
@@ -82,8 +82,8 @@ def preserve_state(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["any moment", "an operation on files"])
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_run_that_is_killed_twice_ends_like_an_undisturbed_one(tmp_path, preserve_state, trial, at):
-    expected, seconds = preserve_state
+def test_a_run_that_is_killed_twice_ends_like_an_undisturbed_one(tmp_path, undisturbed, trial, at):
+    expected, seconds = undisturbed
     generator = random.Random(f"{at} {trial}")
     for _ in range(2):
         if at == "any moment":

@@ -208,18 +208,18 @@ def test_unchanged_parts_are_written_again_only_if_they_are_damaged(tmp_path, mo
 
 
 def test_only_one_part_at_a_time_is_in_memory_and_tensors_may_share_theirs(tmp_path, monkeypatch):
-    shared, create, original = torch.arange(6.0), [], files.content_of
+    shared, made, original = torch.arange(6.0), [], files.part_bytes
 
     def noted(part):
         full = [file for file in tmp_path.glob("*.part") if file.stat().st_size]
-        assert len(full) == len(create)  # all earlier ones are on the disk
-        create.append(part)
+        assert len(full) == len(made)  # all earlier ones are on the disk
+        made.append(part)
         return original(part)
 
-    monkeypatch.setattr(files, "content_of", noted)
+    monkeypatch.setattr(files, "part_bytes", noted)
     parts = {**PARTS, "tied": Part({"whole": shared, "again": shared, "row": shared[:2], "T": shared.view(2, 3).T})}
     write_state(tmp_path, {}, parts)
-    assert len(create) == 3
+    assert len(made) == 3
     assert same_parts(read_state(tmp_path)[1], parts)
 
 

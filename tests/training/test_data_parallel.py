@@ -344,8 +344,8 @@ def after_an_error(fails):
 
 
 def test_a_caught_error_leaves_nothing_behind():
-    (preserve_state, _), found = (in_group(2, after_an_error, fails) for fails in (False, True))
-    assert found == [preserve_state] * 2
+    (undisturbed, _), found = (in_group(2, after_an_error, fails) for fails in (False, True))
+    assert found == [undisturbed] * 2
 
 
 def proved():
