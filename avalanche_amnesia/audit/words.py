@@ -50,7 +50,7 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
     ``state`` is the directory of the new state, ``before`` that of the old state; equal if the state was replaced.
     """
     plan, removed = record.plan, data_in_words(record.plan)
-    told = [f"{removed[0].upper()}{removed[1:]} went out of {state}."]
+    told = [f"{removed[0].upper()}{removed[1:]}: removed from {state}."]
     if plan.claim == "exact":
         told.append("It equals, bit for bit, a state that never had any of it (exact).")
     elif plan.claim == "conditional":
@@ -62,9 +62,9 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
         told.append("That it equals a state which never had any of it is not proven (approximate): see the reasons.")
     if plan.shared:
         entries = sum(shared.entries for shared in plan.shared.values())
-        told.append(f"{entries:,} weights that it trained stay, as remaining tasks use them.")
+        told.append(f"{entries:,} weights that it trained are unchanged, as remaining tasks use them.")
     if state != before:
-        told.append(f"{before} is as it was and still holds all of it: delete it.")
+        told.append(f"{before} is unchanged and still contains all of it: delete it.")
     told.append("Other copies were not touched.")
     return told
 

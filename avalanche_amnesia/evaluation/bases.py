@@ -251,7 +251,7 @@ class FeatureDistance(ReferenceMetric):
 
     Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
     tasks, from the first unlearning on, per task and as their mean, as ``<name>_<probe>`` and
-    ``<name>_<probe>_floor_<floor>``. ``<name>_<probe>_ratio_order`` is the distance in units of its order floor
+    ``<name>_<probe>_floor_<floor>``. ``<name>_<probe>_ratio_order`` is the distance in units of its data-order floor
     (:func:`~avalanche_amnesia.evaluation.floor_ratio`: not emitted where either is below detection), over all tasks
     that of the two means. ``<name>_<probe>_tasks`` says how many tasks these means cover: ``own`` leaves out those of
     which no mask was kept (``keep_probes=False``). With another scope than the unlearned tasks, ``_on_<scope>`` follows

@@ -146,7 +146,7 @@ class References:
     def train_experience(self, task: int) -> Any:
         """Return the benchmark's training experience of a task, without requests."""
         if task not in self._experiences:
-            self._refuse_data(f"task {task} is none of theirs, {sorted(self._experiences)}")
+            self._refuse_data(f"task {task} is not among their tasks {sorted(self._experiences)}")
         return self._experiences[task]
 
     @staticmethod

@@ -137,7 +137,7 @@ class WandBLogger(RunLogger):
         if run is not None:
             defaults = {"project": DEFAULT_PROJECT, "tags": []}
             if beside := [name for name, value in settings.items() if value != defaults.get(name)]:
-                raise ValueError(f"{', '.join(beside)} given beside run: pass them to wandb.init, or leave run out")
+                raise ValueError(f"{', '.join(beside)} given with run: pass them to wandb.init, or leave run out")
             _check_run(run)
         else:
             import wandb

@@ -187,7 +187,7 @@ class DisjointModel(MultiHeadModel):
             total += n
             rows.append((name, " × ".join(map(str, parameter.shape)), rule, f"{n:,}"))
         table = text_table(("parameter", "shape", "rule", "per task"), rows)
-        return f"{table}\n{total:,} numbers per task, beside its head\n"
+        return f"{table}\n{total:,} numbers per task, plus its head\n"
 
     def begins_as(self, name: str) -> str:
         """Return the name of the parameter that gives a task's parameter ``name`` its first values; else ``name``."""
@@ -356,7 +356,7 @@ class DisjointModel(MultiHeadModel):
     def parts_like(self, saved: Mapping[str, Tensor]) -> TaskWeights:
         """Return a finished task's :class:`TaskWeights`, into which the tensors in ``saved`` can be loaded."""
         if _DEALT not in saved:
-            raise ValueError("a task of this state has no share: it is none of a DisjointModel's")
+            raise ValueError("a task of this state has no share: no DisjointModel saved it")
         sites = [site for site in state_sites(self.backbone) if _ENTRIES + _without_dots(site.name) in saved]
         parts = self._own_entries(self.backbone, Allocation.decode(saved[_DEALT]), sites)
         if shapes(parts.state_dict()) != shapes(saved):

@@ -78,7 +78,7 @@ def explain_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         failed = OSError(
-            f"{path} can't be written ({error}); what was there stays. Make room on its disk, or see to its "
+            f"{path} can't be written ({error}); the old file is unchanged. Make room on its disk, or see to its "
             "permissions, and do the same again"
         )
         failed.errno = getattr(error, "errno", None)

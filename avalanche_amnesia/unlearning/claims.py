@@ -216,9 +216,9 @@ class Claims:
             seen = _as_text(sorted(self.influences & gone))
             found.append(f"task {in_training}, which is in training, could see {seen}")
         if context.removal.shared:
-            found.append(f"entries of {len(context.removal.shared)} tensors stay, because remaining tasks read them")
+            found.append(f"entries of {len(context.removal.shared)} tensors remain, because remaining tasks use them")
         if context.shared_state:
-            found.append(f"tensors {sorted(context.shared_state)} beside the parameters are shared by all tasks")
+            found.append(f"tensors {sorted(context.shared_state)}, no parameters, are shared by all tasks")
         if context.unrecorded:
             found.append(f"{_as_text(sorted(context.unrecorded))} came with the model, and nothing is recorded of them")
         if tampered:
@@ -288,13 +288,13 @@ class Claims:
         first, found = self._first, []
         other = [task for task, here in trained.items() if _comparable_settings(here) != _comparable_settings(first)]
         if other:
-            found.append(f"{_as_text(other)} trained at other settings than the first task, or beside other plugins")
+            found.append(f"{_as_text(other)} trained with other settings or plugins than the first task")
         for task, here in trained.items():
             changed = assumptions.changed_attributes(first.attributes, here.attributes)
             if changed:
                 found.append(f"{changed} differed from the first task's when task {task} began")
         if _plugin_classes(strategy) != first.plugins:
-            found.append("the strategy has other plugins by now than when the first task was trained")
+            found.append("the strategy now has other plugins than at the first training")
         return found
 
 

@@ -26,7 +26,7 @@ def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = Fals
     if strict and tampered:
         raise TamperedError(
             f"{context.event}: tensors {sorted(tampered)} were changed by something else than trainings and "
-            "unlearnings here; put them back, or leave strict out: the record then says approximate, and why"
+            "unlearnings here; restore them, or leave strict out: the record then says approximate, and why"
         )
     context.own_parameters = own_parameters(model, *tasks)
     repaired = {name for repair in trajectory.repairs for name in trajectory.logs[repair] if name in context.hashes}
@@ -86,7 +86,7 @@ def limit_to_own_modules(context: UnlearningContext) -> None:
     logs = {task: log for task, log in context.trajectory.logs.items() if task not in removed}
     # The removal is empty: the weights stay, and so do the old states that plugins store (anchors).
     context.removal = Removal(context.tasks, {}, {}, logs, {}, {task: Updates() for task in removed}, {})
-    reasons = ("obey='head': every entry that tasks share stays as it is",)
+    reasons = ("obey='head': every entry that tasks share is unchanged",)
     context.plan = replace(context.plan, claim="approximate", reasons=reasons, **NO_SHARED_CHANGE)
 
 

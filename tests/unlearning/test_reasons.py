@@ -102,7 +102,7 @@ def test_a_removed_plugin_is_a_reason(kind):
     strategy = trained(3, maker=brief)
     strategy.plugins = [plugin for plugin in strategy.plugins if type(plugin).__name__ != kind]
     reasons = strategy.unlearn([2]).reasons
-    assert "the strategy has other plugins by now than when the first task was trained" in reasons
+    assert "the strategy now has other plugins than at the first training" in reasons
 
 
 def test_a_plugin_of_only_one_task_is_a_reason():
@@ -111,7 +111,7 @@ def test_a_plugin_of_only_one_task_is_a_reason():
     strategy.train(DIGITS.train_stream[1])
     strategy.plugins.remove(other)
     reasons = strategy.plan_unlearning([0]).reasons
-    assert any("beside other plugins" in reason for reason in reasons)
+    assert any("with other settings or plugins" in reason for reason in reasons)
 
 
 def test_an_unlearning_in_an_aborted_training_stays_exact():

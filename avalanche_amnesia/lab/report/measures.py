@@ -75,7 +75,7 @@ def jsd_of(suffix: str = "") -> Get:
 
 
 def ratio_of(moment: Moment, name: str) -> float | None:
-    """Return a distance ÷ its order floor, which is the distance of two models retrained with different data orders."""
+    """Return a distance ÷ its data-order floor, the distance of two models retrained with different data orders."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 
@@ -91,8 +91,8 @@ COLUMNS = {
     "difference": Column("AD", "against never unlearning", number("AccuracyDifference"), points),
     "control": Column("AD control", "its control", number("AccuracyDifference_control"), points),
     "jsd": Column("JSD", "JSD (bit)", jsd_of(), distance_in_words),
-    "order": Column("floor: order", "JSD floor: order", jsd_of("_floor_order"), distance_in_words),
-    "ratio": Column("JSD / floor", "JSD / order floor", lambda moment: ratio_of(moment, jsd_name(moment)), times),
+    "order": Column("floor: data order", "JSD floor: data order", jsd_of("_floor_order"), distance_in_words),
+    "ratio": Column("JSD / floor", "JSD / data-order floor", lambda moment: ratio_of(moment, jsd_name(moment)), times),
     "seed": Column("floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), distance_in_words),
     "unlearned": Column("old head", "old head", number("UnlearnedAccuracy"), percent),
     "reference": Column(
@@ -106,7 +106,7 @@ MEANINGS = {
     "difference": "accuracy difference to the model that never unlearned, points",
     "control": "what that model gains with its heads fitted again: only what AD has beyond it is due to unlearning",
     "jsd": "bits between the features here and in the retrained model; below detection: under 1e-9",
-    "ratio": "the same in units of its order floor, two retrained models apart; about 1: no more than chance",
+    "ratio": "the same in units of its data-order floor (of two retrained models); about 1: no more than chance",
     "unlearned": "accuracy on the unlearned tasks through the head and mask that they had, %",
     "reference": "what the same heads read from the retrained model, %: what old head reads beyond it may be a trace",
     "capacity": "share of the network that is free, %",

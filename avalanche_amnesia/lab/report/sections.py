@@ -80,8 +80,8 @@ def _jsd_rows(moment: Moment) -> Iterator[Row]:
         yield {
             "distance": text(name),
             "value": cell(moment.number(name), distance_in_words),
-            "floor: order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
-            "value / order floor": cell(ratio_of(moment, name), times),
+            "floor: data order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
+            "value / data-order floor": cell(ratio_of(moment, name), times),
             "floor: seed": cell(moment.number(f"{name}_floor_seed"), distance_in_words),
             "by task": text("; ".join(by_task) or MISSING),
         }

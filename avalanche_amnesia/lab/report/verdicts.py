@@ -218,7 +218,7 @@ def _compare(test: TraceTest, runs: Sequence[Run]) -> Outcome:
     if here is None:
         return outcome("weak", "not measured")
     if there is None or not pairs:
-        return outcome("weak", "no order floor" if test.in_floors else "not measured on the retrained model")
+        return outcome("weak", "no data-order floor" if test.in_floors else "not measured on the retrained model")
     unread = sorted({task for run in runs for task in _unmeasured(test, run)})
     if test.in_floors and max(ours) < RESOLUTION and not unread:
         return outcome("clear")

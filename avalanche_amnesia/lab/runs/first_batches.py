@@ -19,7 +19,7 @@ from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.unlearning.assumptions import open_in, replaced
+from avalanche_amnesia.unlearning.assumptions import open_in, replaced_methods
 
 _WORK: list[Callable[[], str]] = []
 """In a copy of the process: what it computes."""
@@ -37,7 +37,7 @@ def without_trace(read: Callable[[], str], strategy: Strategy, *given: Any) -> s
     Raises:
         NotRepeatableError: that copy ended without an answer, or needed more than 300 seconds.
     """
-    is_open = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced(strategy)]))
+    is_open = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced_methods(strategy)]))
     # CUDA can't be used after a fork, and reading looks at its random state.
     if not is_open or current_process().daemon or torch.cuda.is_available() or "fork" not in get_all_start_methods():
         return read()

@@ -33,7 +33,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import encoded_state, load_state_from
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
-from avalanche_amnesia.unlearning.assumptions import hooks_of, interceptors, patches, replaced, torch_settings
+from avalanche_amnesia.unlearning.assumptions import hooks_of, interceptors, patches, replaced_methods, torch_settings
 
 _STEPS = 3
 """Number of first mini-batches that enter the key of a training."""
@@ -352,7 +352,7 @@ class StoredRun:
         changed = [name for name in self._facts | now if self._facts.get(name) != now.get(name)]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            self._stop_sharing(f"between two steps somebody changed {', '.join(changed[:3])}{more}")
+            self._stop_sharing(f"between two steps other code changed {', '.join(changed[:3])}{more}")
 
     def _stop_sharing(self, reason: str) -> None:
         if self._loaded_key != self.key:
@@ -452,7 +452,7 @@ def _root_key(strategy: Strategy, state: Any) -> str:
     users = [loss, getattr(loss, "training", None), strategy.optimizer, *strategy.plugins, *strategy.model.modules()]
     graphs = [part.code(mode) for part in users if isinstance(part, MaskedBackbone) for mode in (False, True)]
     patched = {f"{place}.{name}": value for place, name, _, value in patches(strategy)}
-    kept = [*map(type, skip), *users, dict(hooks_of(strategy)), replaced(strategy), *interceptors(), patched]
+    kept = [*map(type, skip), *users, dict(hooks_of(strategy)), replaced_methods(strategy), *interceptors(), patched]
     return _digest([{**body, "metrics": []}, held, around, strategy.device.type, graphs, script_code(kept, skip)])
 
 

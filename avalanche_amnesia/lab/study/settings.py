@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from avalanche_amnesia.saving.typed import known_name
 
 METHODS = {
-    "AmnesiacHAT": "HAT that unlearns: masks over units; later tasks have heads in store for what they lose",
+    "AmnesiacHAT": "HAT that unlearns: masks over units; later tasks have spare heads, in case they lose units",
     "HAT": "learned masks over units, whose parameters later tasks leave alone; a control, obeys no request",
     "AdaHAT": "HAT in which later tasks may move used parameters a little; a control, obeys no request",
     "DisjointSubnets": "single weights of its own for every task; unlearns exactly",
@@ -21,7 +21,7 @@ METHODS = {
     "PALL": "WSN with a few steps of repair on kept samples after a request",
     "CLPU-DER++": "a side network for every task that may be requested; unlearns exactly",
     "Independent": "a network for every task; unlearns exactly",
-    "RanPAC": "a regression on features of a network that stays as it is; unlearns exactly, by subtraction",
+    "RanPAC": "a regression on features of a frozen network; unlearns exactly, by subtraction",
     "Naive": "Avalanche's fine-tuning, task after task",
     "EWC": "Avalanche's elastic weight consolidation",
     "LwF": "Avalanche's learning without forgetting, by distillation",
@@ -62,7 +62,7 @@ SCENARIOS = {
     "newest_first": "after every few tasks the one just learned",
     "bursts": "after every few tasks several at once",
     "deadline": "tasks become permanent after a few more; requests come at the last moment",
-    "permanent": "every few tasks one is permanent; each of the others goes one task later",
+    "permanent": "every few tasks one is permanent; each other task is unlearned one task later",
     "mid_task": "in the middle of a task's training the one before it",
     "relearn": "tasks go, and come again at the end",
 }

@@ -117,7 +117,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         left.set_yticks(range(len(methods)), methods)
         left.set_xlabel("accuracy of remaining tasks")
         left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
-        right.set_xlabel("JSD in units of its order floor")
+        right.set_xlabel("JSD in units of its data-order floor")
         right.set_xscale("symlog", linthresh=1)
         right.set_xlim(left=0)
         right.xaxis.set_major_formatter("{x:g}")

@@ -94,7 +94,7 @@ def load_state_from(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], p
     before, mark = strategy.plugins, UnfinishedLoad(path)
     plugins = [plugin for plugin in before if not isinstance(plugin, UnfinishedLoad)]
     strategy.plugins = [mark, *plugins]
-    fault = f"{path} holds what no state of a {type(strategy).__name__} holds"
+    fault = f"{path} has entries that no state of a {type(strategy).__name__} has"
     with as_state_error(path, fault):
         try:
             state = decode(*read(), strategy.device)
@@ -169,7 +169,7 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
         differ = [f"this strategy lacks {missing}"] if missing else []
         differ += [f"this strategy has {further} besides"] if further else []
         raise StateError(
-            f"{path} was saved beside other plugins: {' and '.join(differ)}; build the strategy with the same ones"
+            f"{path} was saved with other plugins: {' and '.join(differ)}; build the strategy with the same ones"
         )
     there, ours = dict(_flatten(state["settings"])), dict(_flatten(learning_settings(strategy)))
     different = [name for name in sorted({*there, *ours}) if there.get(name) != ours.get(name)]

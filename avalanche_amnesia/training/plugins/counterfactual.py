@@ -149,8 +149,8 @@ class CounterfactualPlugin(Plugin):
             )
         if find_plugin(strategy, TrajectoryPlugin) is None:
             raise ValueError(
-                f"{type(self).__name__}() needs TrajectoryPlugin() and UnlearningPlugin() beside it, for what earlier "
-                "tasks changed: AmnesiacHAT(compensation='counterfactual')"
+                f"{type(self).__name__}() also needs TrajectoryPlugin() and UnlearningPlugin(), which record what "
+                "tasks change: AmnesiacHAT(compensation='counterfactual')"
             )
 
     @torch.no_grad()

@@ -500,7 +500,7 @@ class UnlearningPlugin(Plugin):
     def _trajectory_plugin(self, strategy: Strategy) -> TrajectoryPlugin:
         if self not in strategy.plugins:
             raise RequestError(
-                f"this UnlearningPlugin is none of {type(strategy).__name__}'s plugins, and knows nothing of its "
+                f"{type(strategy).__name__} does not have this UnlearningPlugin, which has no record of its "
                 "tasks: keep the one that you gave to plugins=[TrajectoryPlugin(), UnlearningPlugin()], and call that"
             )
         plugin = find_plugin(strategy, TrajectoryPlugin)

@@ -105,8 +105,8 @@ def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
             beside = compact(values[0].ids)
             if by_stack in ("stack", "hstack", "vstack") or beside.shape[along] != 1:
                 raise Unsupported(
-                    f"parameters {part.names} are put beside values along an axis on which their units differ",
-                    "put them beside them along another axis (tokens), or declare them frozen=[…]",
+                    f"parameters {part.names} are joined with values along an axis on which their units differ",
+                    "join them along another axis (tokens), or declare them frozen=[…]",
                 )
             ids = beside.expand(part.shape)
             masked = max(masked, assign_units(walk, part, ids))

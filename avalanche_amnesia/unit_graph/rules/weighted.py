@@ -124,7 +124,7 @@ def _output_units(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int)
         walk.draft.use(bias, sets)
         walk.draft.biases |= {name for name in [_plain_bias(bias)] if name is not None}
     elif bias is not None:
-        raise Unsupported("its bias is computed from the input", "add it behind the layer")
+        raise Unsupported("its bias is computed from the input", "add it after the layer")
     result = walk.result(node)
     shape = [1] * result.dim()
     shape[axis] = len(sets)

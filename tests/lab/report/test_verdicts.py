@@ -13,7 +13,7 @@ from avalanche_amnesia.lab.report.verdicts import verdict_of, verdicts_as_text
 REMAINING = "JSD through the masks of remaining tasks"
 TESTS = {reading.check: reading for reading in (*TRACE_TESTS, JSD)} | {REMAINING: replace(JSD, metric="JSD_remaining")}
 BESIDE = {"old head": 0.5, "relapse": 0.8, "few-shot relearning": 0.7, "membership inference": 0.5, "JSD": 0.02}
-"""Test → value of the retrained model; for the JSD, the order floor."""
+"""Test → value of the retrained model; for the JSD, the data-order floor."""
 CLOSE = (0.01, -0.01, 0.0, 0.02, -0.02, 0.01)
 """Differences of six tasks within every tolerance."""
 EQUAL = {check: [-0.02 if check == "JSD" else 0.0] * 6 for check in BESIDE}
