@@ -53,7 +53,7 @@ class JointShadow(Shadow):
         logits: Tensor = self.model.head(self.task)(features)
         return logits
 
-    def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
+    def learned_change(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
         """Return parameter name → the shadow's values at entries of its region that are True in ``use``."""
         return {
             name: SparseValues.select(self._values[name].data, inside & use[name])

@@ -16,7 +16,7 @@ from avalanche_amnesia.audit.signing import SigningError, signature_of, verifier
 from avalanche_amnesia.audit.words import plan_in_words, record_in_words
 from avalanche_amnesia.checks import json_of
 from avalanche_amnesia.saving.files import explain_errors, replace_file
-from avalanche_amnesia.saving.typed import typed
+from avalanche_amnesia.saving.typed import to_type
 
 NOT_OBEYED = "obey=False: requests are only entered into the ledger"
 """Reason in the plans of a control strategy (``obey=False``), which unlearns nothing."""
@@ -291,7 +291,7 @@ class UnlearningRecord:
             data = json_of(text)
             if isinstance(data, dict) and {"record", "signature"} <= data.keys():
                 data = data["record"]
-            record: UnlearningRecord = typed(cls, data, cls.__name__)
+            record: UnlearningRecord = to_type(cls, data, cls.__name__)
             return record
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecordError(

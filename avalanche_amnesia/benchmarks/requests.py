@@ -178,10 +178,10 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
         rehearse(ledger, task, due, tasks, permanent=task in declared)
         first += [position] if task not in removed else []
         removed |= set(ledger.unlearned)
-    return _with_schedule(reordered(benchmark, first), [() for _ in first], declared, deadline)
+    return _with_schedule(reorder(benchmark, first), [() for _ in first], declared, deadline)
 
 
-def reordered(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
+def reorder(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
     """Return a benchmark with only the train experiences at ``positions``, in this order, and the same test stream."""
     train = EagerCLStream("train", [copy_of(benchmark.train_stream[position]) for position in positions])
     return scenario_like(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
@@ -238,7 +238,7 @@ def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int
     Raises:
         ValueError: for a task that the benchmark does not have, or a position that its data does not have.
     """
-    result = reordered(benchmark, range(len(benchmark.train_stream)))
+    result = reorder(benchmark, range(len(benchmark.train_stream)))
     stream = list(result.train_stream)
     sizes = {int(e.task_labels[0]): len(e.dataset) for e in stream}
     for task, positions in left_out.items():

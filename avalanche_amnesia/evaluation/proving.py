@@ -56,10 +56,10 @@ def with_proof(
         found = re.match(r"heads\.(\d+)\.", name)
         return None if found is None else int(found[1])
 
-    def compared(named: Mapping[str, str]) -> dict[str, str]:
+    def select_tasks(named: Mapping[str, str]) -> dict[str, str]:
         return {name: digest for name, digest in named.items() if owner(name) in (None, *tasks)}
 
-    here, there = compared(hashes), compared(state_hashes(retrained.state_dict()))
+    here, there = select_tasks(hashes), select_tasks(state_hashes(retrained.state_dict()))
     differ = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if not differ:
         now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -316,7 +316,7 @@ class References:
         """Return references for the data that the run of ``plugin`` learned, without samples unlearned in this run."""
         here = self.trained(plugin)
         sizes = {task: len(experience.dataset) for task, experience in here._experiences.items()}
-        return here.without(plugin.forgotten.left_out(sizes))
+        return here.without(plugin.forgotten.positions_by_task(sizes))
 
     def expect(self, *kinds: Expected) -> None:
         """Register model variants that a metric needs after every evaluation, so that workers can train them early."""

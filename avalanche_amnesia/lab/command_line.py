@@ -36,7 +36,7 @@ from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, find_named
 from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_other_files, replace_file, replace_files
-from avalanche_amnesia.saving.typed import typed
+from avalanche_amnesia.saving.typed import to_type
 
 Changes = list[tuple[str, str]]
 """Settings to change: pairs of a dotted name and a value as YAML, given as ``key=value``."""
@@ -164,7 +164,7 @@ def sweep(
     """
     from avalanche_amnesia.lab.study.experiment import from_yaml, read_experiment
 
-    parameters = typed(dict[str, Any], from_yaml(slurm, "--slurm"), "--slurm")
+    parameters = to_type(dict[str, Any], from_yaml(slurm, "--slurm"), "--slurm")
     missing = _missing_runs(read_experiment(file, profile, changes), method, scenario, seed, out, store)
     if not missing:
         return 0
@@ -439,7 +439,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
         download: names of data sets to download with torchvision
     """
     of_torchvision = settings.DATA_SETS.keys() - {"digits", "CIFAR10-JPEG"}
-    typed(list[Literal[tuple(sorted(of_torchvision))]], download or [], "--download")  # type: ignore[misc]
+    to_type(list[Literal[tuple(sorted(of_torchvision))]], download or [], "--download")  # type: ignore[misc]
     given = data_root or os.environ.get("AMNESIA_DATA")
     root = Path(given) if given else None
     if root or download:  # else no torch is needed, whose import takes seconds
@@ -629,7 +629,7 @@ def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: P
 
     def parse_list(kind: Any, text: str, option: str) -> Any:
         value = from_yaml(text, option)  # EWC, or [EWC,LwF]
-        return typed(kind, value if isinstance(value, list) else [value], option)
+        return to_type(kind, value if isinstance(value, list) else [value], option)
 
     methods, scenarios = parse_list(list[str], method, "method"), parse_list(list[str], scenario, "scenario")
     cells = study.cells_of(experiment, methods, scenarios, parse_list(list[int], seed, "seed"))

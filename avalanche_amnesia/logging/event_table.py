@@ -31,11 +31,11 @@ class EventTable:
         self._remaining: frozenset[int] | None = None
         self.changed = False
 
-    def trained(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
+    def add_training(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
         """Add a row for a finished task; `remaining`: the remaining tasks; None for a strategy without ledger."""
         self._add_row({"event": event, "what": "trained", "task": task, "remaining": _task_list(remaining)}, remaining)
 
-    def unlearned(self, event: int, task: int, record: UnlearningRecord | None) -> None:
+    def add_unlearning(self, event: int, task: int, record: UnlearningRecord | None) -> None:
         """Add a row for an unlearning. `record`: record of the unlearning; None for another package's plugin."""
         row: dict[str, Any] = {"event": event, "what": "unlearned", "task": task}
         if record is not None:
@@ -44,12 +44,12 @@ class EventTable:
             row |= {"affected": _task_list(record.affected), "claim": claim_in_words(record)}
         self._add_row(row, None if record is None else record.remaining)
 
-    def proved(self, record: UnlearningRecord) -> None:
+    def update_claim(self, record: UnlearningRecord) -> None:
         """Update the claim in the row of the last unlearning after its proof succeeded or failed."""
         row = next(row for row in reversed(self._rows) if row["what"] == "unlearned")
         row["claim"], self.changed = claim_in_words(record), True
 
-    def take(self, name: str, value: float, axis: str) -> None:
+    def add_number(self, name: str, value: float, axis: str) -> None:
         """Add a logged number to the row of the last event, if the number belongs to an event."""
         if not self._rows:
             return

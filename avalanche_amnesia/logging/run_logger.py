@@ -17,7 +17,7 @@ from avalanche_amnesia.logging.axes import AXES, Position, axis_of
 from avalanche_amnesia.logging.configuration import configuration_of
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION
-from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
+from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flatten_value, payload_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import EVENTS_OF_ITERATIONS, unlearning_of
 
@@ -155,12 +155,12 @@ class RunLogger(BaseLogger, ABC):
         """Add a row for the event to the table. At the end of a task, the ledger does not contain this task yet."""
         at, plugin = self._position, unlearning_of(strategy)
         if callback == "after_unlearning":
-            self._events.unlearned(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
+            self._events.add_unlearning(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
             return
         remaining = None
         if plugin is not None:
             remaining = tuple(dict.fromkeys((*plugin.ledger.remaining, at.task)))
-        self._events.trained(at.event, at.task, remaining)
+        self._events.add_training(at.event, at.task, remaining)
 
     def _log_record(self, strategy: Strategy) -> None:
         """Store the last record as file and text, and remove the unlearned tasks' values from the summary."""
@@ -179,7 +179,7 @@ class RunLogger(BaseLogger, ABC):
             self._kept = name, record
             self._get_writer().keep(record, again=True)
             self._get_writer().note({name: str(record)})
-            self._events.proved(record)
+            self._events.update_claim(record)
 
     def _write_pending(self, callback: str | None = None) -> None:
         """Write the pending values in as few rows as possible, with one value per name and row."""
@@ -190,7 +190,7 @@ class RunLogger(BaseLogger, ABC):
         for metric in values:
             if callback is None:
                 self._position.iteration = metric.x_plot
-            for name, value in flattened(metric.name, metric.value):
+            for name, value in flatten_value(metric.name, metric.value):
                 if name in AXES:
                     raise ValueError(f"{name!r} is an axis of the logger, as {AXES} are: log it under another name")
                 if isinstance(value, Picture) and not self._pictures:
@@ -210,7 +210,7 @@ class RunLogger(BaseLogger, ABC):
                         rows.append(row := at)
                     row[name] = payload
                     if isinstance(payload, float) and not self._position.in_training:
-                        self._events.take(name, payload, axis)
+                        self._events.add_number(name, payload, axis)
         if texts:
             self._get_writer().note(texts)
         self._log_rows(rows, axes)

@@ -43,9 +43,9 @@ class WeightCover:
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return parameter name → tensor of its shape: the number of ``masks`` that contain each entry."""
         plain = [dict(mask) for mask in masks]  # a deep copy of the strategy can't copy mapping proxies
-        return LazyMapping(self.layers, partial(self._use, plain))
+        return LazyMapping(self.layers, partial(self._use_of, plain))
 
-    def _use(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
+    def _use_of(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
         return torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(self.layers[name].shape)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

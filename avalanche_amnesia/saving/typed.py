@@ -13,7 +13,7 @@ from avalanche_amnesia.checks import did_you_mean
 _SCALARS: dict[Any, Any] = {int: int, float: (int, float), str: str, bool: bool, NoneType: NoneType}
 
 
-def typed(kind: Any, value: Any, path: str = "") -> Any:
+def to_type(kind: Any, value: Any, path: str = "") -> Any:
     """Convert a JSON value to the type ``kind``, e.g. a mapping to a data class; errors name the path ``path``.
 
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
@@ -23,21 +23,21 @@ def typed(kind: Any, value: Any, path: str = "") -> Any:
     if origin is Annotated and arguments[0] is int:
         return checks.whole_number(path, value, arguments[1])
     if origin is Annotated:
-        return known_name(typed(arguments[0], value, path), arguments[1], path)
+        return known_name(to_type(arguments[0], value, path), arguments[1], path)
     if is_dataclass(kind) and isinstance(kind, type) and not isinstance(value, kind):
         return _make(kind, _check_type(value, Mapping, "a mapping", path), path)
     if origin in (list, tuple, Sequence):
         items = _check_type(value, (list, tuple), "a list", path)
-        made = [typed(arguments[0], item, f"{path}[{at}]") for at, item in enumerate(items)]
+        made = [to_type(arguments[0], item, f"{path}[{at}]") for at, item in enumerate(items)]
         return tuple(made) if origin is tuple else made
     if isinstance(origin, type) and issubclass(origin, Mapping):
         name_of: Any = arguments[0] if arguments[0] is int else str  # JSON's keys are strings
         items = _check_type(value, Mapping, "a mapping", path)
-        return {name_of(name): typed(arguments[1], item, _join(path, name)) for name, item in items.items()}
+        return {name_of(name): to_type(arguments[1], item, _join(path, name)) for name, item in items.items()}
     if origin in (Union, UnionType):
         for option in arguments:
             with suppress(ValueError):
-                return typed(option, value, path)
+                return to_type(option, value, path)
     elif value in arguments if origin is Literal else _is_scalar(kind, value):
         return value
     near = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
@@ -84,7 +84,7 @@ def _make(kind: type, values: Mapping[str, Any], path: str) -> Any:
     missing = [name for name in needed if name not in values]
     if missing:
         raise ValueError(f"{owner} lacks {', '.join(missing)}; it needs {', '.join(needed)}")
-    return kind(**{name: typed(hints[name], value, _join(path, name)) for name, value in values.items()})
+    return kind(**{name: to_type(hints[name], value, _join(path, name)) for name, value in values.items()})
 
 
 def _check_type(value: Any, allowed: Any, what: str, path: str) -> Any:

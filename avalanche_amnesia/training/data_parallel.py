@@ -186,13 +186,13 @@ def _sync_norms(n: int, of_loss: float) -> Iterator[None]:
     functions: Any = F
     own: Any = torch.batch_norm, functions._verify_batch_size
 
-    def together(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *options: Any) -> Tensor:
+    def sync_all(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *options: Any) -> Tensor:
         if not training:
             return own[0](x, weight, bias, mean, variance, training, *options)
         return _SyncedNorm.apply(x, weight, bias, (mean, variance), *options[:2], n, of_loss)
 
     # F.batch_norm calls both; a part may be a single sample.
-    torch.batch_norm, functions._verify_batch_size = together, lambda size: None  # type: ignore[assignment]
+    torch.batch_norm, functions._verify_batch_size = sync_all, lambda size: None  # type: ignore[assignment]
     try:
         yield
     finally:

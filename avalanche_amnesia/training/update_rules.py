@@ -363,7 +363,7 @@ class Adjuster:
         self.on_gradients = rule.space == "gradient" or (linear and not self.frozen)
 
     @cached_property
-    def _before(self) -> list[Tensor]:
+    def _values_before(self) -> list[Tensor]:
         """Return the parameters' values before a step, one tensor for each of :attr:`names`."""
         # A frozen entry never moves within the task, so its value at the task's start is its value before every step.
         return self._start if self.frozen else [torch.empty_like(value) for value in self._start]
@@ -386,7 +386,7 @@ class Adjuster:
         elif not self.frozen:
             if not self.rule.constant:
                 self._shares = self._apply(self.rule.checked_share, sparsity)
-            torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
+            torch._foreach_copy_(self._values_before, [parameter.data for parameter in self.parameters])
 
     def _scale_gradients(self, sparsity: LayerSparsity) -> None:
         constant = self.rule.constant
@@ -403,4 +403,4 @@ class Adjuster:
     def after_step(self) -> None:
         """Undo the protected share of the optimizer's step (lerp is exact at 0 and at 1)."""
         if self.names and not self.on_gradients:
-            torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._before, self._shares)
+            torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._values_before, self._shares)

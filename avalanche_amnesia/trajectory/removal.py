@@ -70,7 +70,7 @@ def undo_writes(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None
         if entry is not None:
             index = positions(entry.where)
             written = take(value, index)
-            old = entry.before(written)
+            old = entry.old_values(written)
             put(value, index, old)
             steps.append((task, entry, index, old, written))
     return steps
@@ -267,7 +267,7 @@ def compute_removal(
             where = entry.where
             written = take(here, where.reshape(-1))
             updates[writer].add(name, entry, written)
-            change = ChangedEntries(where, written, entry.before(written))
+            change = ChangedEntries(where, written, entry.old_values(written))
             if not bool(same_bits(written, change.without).any()):
                 return change, None, None
             replayed, stays = here.clone(), None

@@ -92,7 +92,7 @@ class SparseValues(_ChosenEntries):
         planes[:, -1] = decompress_bytes(self.high, k)
         return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
-    def before(self, written: Tensor) -> Tensor:
+    def old_values(self, written: Tensor) -> Tensor:
         """Return the stored values before the task, ``(k,)``. ``written``, the values after the task, is not used."""
         return self.values
 
@@ -130,7 +130,7 @@ class SparseUpdates(_ChosenEntries):
         """Return the dtype of the tensor itself, not of the stored codes (rounded updates)."""
         return self.values.dtype
 
-    def before(self, written: Tensor) -> Tensor:
+    def old_values(self, written: Tensor) -> Tensor:
         """Return the exact values before the task, ``(k,)``: ``written`` minus the coded update, plus a correction."""
         steps = self._corrections
         old = (as_integers(self._subtract_update(written)) + steps).view(self.dtype)

@@ -91,7 +91,7 @@ class Updates(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry, written, kept = self._parts[name]
-        update = written.double() - entry.before(written).double()
+        update = written.double() - entry.old_values(written).double()
         result = torch.zeros(entry.shape, dtype=torch.float64)
         put(result, entry.where.reshape(-1), update if kept is None else update.masked_fill(kept, 0.0))
         return result
@@ -115,6 +115,6 @@ def entries_from_state(state: Any) -> dict[str, Any]:
     }
     for name, entries in found.items():
         n = int(entries.where.sum())
-        if entries.before(torch.zeros(n, dtype=entries.dtype)).shape != (n,):
+        if entries.old_values(torch.zeros(n, dtype=entries.dtype)).shape != (n,):
             raise StateError(f"invalid value in state at {name}: other values than {n} entries")
     return found

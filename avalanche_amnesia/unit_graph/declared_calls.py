@@ -72,12 +72,12 @@ class DeclaredCalls:
 def with_nodes(arguments: Any, tensors: Iterator[fx.Node], sizes: Iterator[fx.Node]) -> Any:
     """Return the arguments of a call with graph nodes in place of its tensors and symbolic sizes."""
 
-    def filled(leaf: Any) -> Any:
+    def fill(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return next(tensors)
         return next(sizes) if isinstance(leaf, torch.SymInt) else leaf
 
-    return pytree.tree_map(filled, arguments)
+    return pytree.tree_map(fill, arguments)
 
 
 @torch.no_grad()
@@ -86,7 +86,7 @@ def _observe_calls(root: nn.Module, modules: Mapping[str, nn.Module], inputs: In
     results: dict[str, list[list[Any]]] = {name: [] for name in modules}
     inside: list[str] = []
 
-    def observed(name: str, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def observe(name: str, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
         inside.append(name)
         try:
             result = forward(*args, **kwargs)
@@ -97,7 +97,7 @@ def _observe_calls(root: nn.Module, modules: Mapping[str, nn.Module], inputs: In
         return result
 
     for name, module in modules.items():
-        vars(module)["forward"] = partial(observed, name, module.forward)
+        vars(module)["forward"] = partial(observe, name, module.forward)
     for batch in _BATCHES:
         for of_module in results.values():
             of_module.append([])

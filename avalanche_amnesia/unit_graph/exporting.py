@@ -220,7 +220,7 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]
             name = f"_constant_{tensor_hash(value)[-16:]}"  # the same in both modes
             exported.constants[name] = value
             _replace_by_attribute(graph, node, name)
-    _drop_unused(graph)
+    _drop_unused_nodes(graph)
     graph.lint()
     return exported
 
@@ -321,7 +321,7 @@ def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> No
         user.replace_all_uses_with(made)
 
 
-def _drop_unused(graph: fx.Graph) -> None:
+def _drop_unused_nodes(graph: fx.Graph) -> None:
     # Erase from the end, so that one pass also removes nodes read only by erased nodes.
     for node in reversed(list(graph.nodes)):
         name = str(node.target)

@@ -109,9 +109,9 @@ class UnitGraph:
         """
         vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
         of_sets = self.sets.use(torch.stack(vectors)).sum(0)
-        return LazyMapping(self.factors, partial(self._use, of_sets, between))
+        return LazyMapping(self.factors, partial(self._use_of, of_sets, between))
 
-    def _use(self, of_sets: Tensor, between: Between, name: str) -> Tensor:
+    def _use_of(self, of_sets: Tensor, between: Between, name: str) -> Tensor:
         factors = [factor.to(of_sets.device) for factor in self.factors[name]]
         least = reduce(torch.minimum, (of_sets[factor] for factor in factors))
         if between == "min":
@@ -132,12 +132,12 @@ class UnitGraph:
         units = torch.cat([mask[name].float() for name in self.layers])
         in_use = self.sets.use(units).cpu().numpy() > 0
 
-        def covered(name: str) -> Tensor:
+        def cover(name: str) -> Tensor:
             factors = (in_use[factor.numpy()] for factor in self.factors[name])
             entries = np.asarray(reduce(np.logical_and, factors))  # ten times as fast as in torch
             return torch.from_numpy(entries).to(units.device)
 
-        return LazyMapping(self.factors, covered)
+        return LazyMapping(self.factors, cover)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
         """Return weight name → rows and columns that the mask ``units``, ``(n_units,)``, uses, if they are few."""
@@ -191,14 +191,14 @@ class Draft:
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
         """Return the layer of a weight. The first call creates the layer; later calls, in either mode, return it."""
-        places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
+        places = tuple((p.name, None if p.whole else hash(p.index.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
             taken = set(self._names.values())
             numbered = (f"{wanted[0]}#{count}" for count in range(1, len(taken) + 2))
             self._names[key] = next(name for name in (*wanted, *numbered) if name and name not in taken)
             part = weight.parts[0]
-            plain = part.whole or (part.group is None and part.place.numel() == part.size.numel())
+            plain = part.whole or (part.group is None and part.index.numel() == part.size.numel())
             if len(weight.parts) == 1 and plain:
                 self._plain[key] = part.name
         name = self._names[key]
@@ -254,7 +254,7 @@ class Draft:
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1
         found = []
         for factor in factors:
-            merged = self.sets.merge(part.place, factor.expand(part.place.shape), count)
+            merged = self.sets.merge(part.index, factor.expand(part.index.shape), count)
             found.append((merged if part.group is None else merged[part.group]).reshape(part.size))
         return tuple(found)
 

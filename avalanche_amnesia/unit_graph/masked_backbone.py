@@ -46,15 +46,15 @@ class Program:
         self.dtype, self.parameter = state["dtype"], state["parameter"]
         nodes: list[fx.Node] = []
 
-        def found(leaf: Any) -> Any:
+        def find(leaf: Any) -> Any:
             return leaf(nodes) if isinstance(leaf, operator.itemgetter) else leaf
 
         for name, op, target, args, kwargs in state["steps"]:
             target = target(torch.ops) if isinstance(target, operator.attrgetter) else target
-            filled: Any = fx.node.map_aggregate((args, kwargs), found)
+            filled: Any = fx.node.map_aggregate((args, kwargs), find)
             nodes.append(self.graph.create_node(op, target, filled[0], filled[1], name))
 
-    def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
+    def as_function(self, module: nn.Module) -> Callable[..., Tensor]:
         """Return the graph as a function ``(module, *inputs, own modules, masks) → features``."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -136,7 +136,7 @@ class MaskedBackbone(nn.Module):
         self._programs, self._sizes = found.programs, found.sizes
         self._frozen, self.tried = found.frozen_modules, found.tried
         self._compile()
-        self._settle_frozen()  # only frozen modules: the user sets the modes of all other modules
+        self._eval_frozen()  # only frozen modules: the user sets the modes of all other modules
 
     def _replace(self, classifier: str) -> None:
         """Replace the module ``classifier`` by an Identity in this backbone, without changing the user's object."""
@@ -150,7 +150,7 @@ class MaskedBackbone(nn.Module):
         owner._modules[last] = nn.Identity()
 
     def _compile(self) -> None:
-        self._forwards = {mode: program.compiled(self) for mode, program in self._programs.items()}
+        self._forwards = {mode: program.as_function(self) for mode, program in self._programs.items()}
 
     def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
         """Return features ``(batch, features)``, computed with a task's modules ``own`` and its masks by layer name."""
@@ -161,10 +161,10 @@ class MaskedBackbone(nn.Module):
     def train(self, mode: bool = True) -> MaskedBackbone:
         """Set training mode, except for frozen modules: there, each task would change the running statistics."""
         super().train(mode)
-        self._settle_frozen()
+        self._eval_frozen()
         return self
 
-    def _settle_frozen(self) -> None:
+    def _eval_frozen(self) -> None:
         for name in self._frozen:
             self.get_submodule(name).eval()
 
@@ -209,10 +209,10 @@ def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> Non
     for node in made:
         fresh = not node.all_input_nodes or not any(isinstance(arg, fx.Node) for arg in node.args[:1])
 
-        def followed(leaf: Any, fresh: bool = fresh) -> Any:
+        def follow(leaf: Any, fresh: bool = fresh) -> Any:
             if isinstance(leaf, torch.device):
                 return device
             return real if fresh and leaf is dtype else leaf
 
-        node.args = fx.node.map_aggregate(node.args, followed)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, followed)
+        node.args = fx.node.map_aggregate(node.args, follow)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, follow)

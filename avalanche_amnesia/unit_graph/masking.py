@@ -66,7 +66,7 @@ class LayerMasks(dict[str, Tensor]):
         super().__init__(masks)
         self.entries = {} if entries is None else entries
 
-    def detached(self) -> LayerMasks:
+    def detach_masks(self) -> LayerMasks:
         """Return a copy with every mask detached from gradients."""
         return LayerMasks({name: mask.detach() for name, mask in self.items()}, self.entries)
 

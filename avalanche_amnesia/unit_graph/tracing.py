@@ -187,7 +187,7 @@ class _Tracing:
         if learning is not None and evaluation is not None and not torch.equal(learning, evaluation):
             reason = "its features differ in training and in evaluation mode"
             draft.findings.append(Finding("forward", reason, "return the same in both"))
-        owned = _owned_names(self.backbone, draft) | draft.loose
+        owned = _task_owned_parameters(self.backbone, draft) | draft.loose
         if learning is not None:
             draft.findings += _find_uncovered(self.backbone, draft, owned, self.classifiers)
         if draft.findings or learning is None:
@@ -232,7 +232,7 @@ def _check_names(backbone: nn.Module, names: Collection[str]) -> None:
             raise ValueError(f"{kind} has no module or parameter {name!r}; it has {sorted(known)}")
 
 
-def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
+def _task_owned_parameters(backbone: nn.Module, draft: Draft) -> frozenset[str]:
     parameters = [name for name, _ in backbone.named_parameters(remove_duplicate=False)]
     owned = {name for spec in draft.owned.values() for name in spec.parameters if name is not None}
     modules = tuple(f"{spec.name}." for spec in draft.owned.values() if spec.kind is None)

@@ -45,7 +45,7 @@ def check_masks(module: MaskedBackbone, graph: UnitGraph) -> None:
     try:
         for training in (True, False) * rounds:
             module.train(training)
-            masks = {name: _mask(layer.units, draw, like.device) for name, layer in graph.layers.items()}
+            masks = {name: _random_mask(layer.units, draw, like.device) for name, layer in graph.layers.items()}
             moved = _change_outside(start, graph, masks, draw)
             before, after = (_features(module, parameters, own, x, masks) for parameters in (start, moved))
             if not bool(same_bits(before, after).all()):
@@ -107,7 +107,7 @@ def _noise(like: Tensor, draw: torch.Generator) -> Tensor:
     return few.repeat(-(-count // max(1, len(few))))[:count].view(like.shape)
 
 
-def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
+def _random_mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
     mask = (torch.rand(units, generator=draw) < 0.5).float()
     mask[int(torch.randint(units, (), generator=draw))] = 1.0
     return mask.to(device)

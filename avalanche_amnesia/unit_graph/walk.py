@@ -84,7 +84,7 @@ def _registering(rules: dict[Any, Rule], targets: tuple[Any, ...], zeros: bool =
     return register
 
 
-def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:
+def rule_of(rules: dict[Any, Rule], target: Any) -> Rule | None:
     """Return the rule that a table has for an operation or for all its overloads, or None."""
     return rules.get(target) or rules.get(getattr(target, "overloadpacket", None))
 
@@ -123,7 +123,7 @@ class Walk:
             if node in self.values or node.op in ("placeholder", "output") or node.target is dict:
                 continue
             try:
-                self.values[node] = self._value_of(node)
+                self.values[node] = self._node_result(node)
             except Unsupported as error:
                 # Continue with a result that is always in use, so that one walk collects all findings.
                 self._report(describe(node), error.reason, error.fix)
@@ -148,9 +148,9 @@ class Walk:
 
     # One node -------------------------------------------------------------------------------------------------
 
-    def _value_of(self, node: fx.Node) -> Any:
+    def _node_result(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
-            return self._attribute(node)
+            return self._attribute_value(node)
         args, kwargs = self.arguments(node)
         known = leaves((args, kwargs))
         if node.target in (operator.getitem, tensor_in) and isinstance(args[0], (tuple, list)):
@@ -159,7 +159,7 @@ class Walk:
         parameters = any(isinstance(leaf, ParameterValue) for leaf in known)
         # Values that depend on the input follow the operation's rule; values of parameters follow its derivation.
         # All other values are constant and computed here.
-        if not self.training and _draws(node) and registered(RULES, node.target) is None:
+        if not self.training and _draws(node) and rule_of(RULES, node.target) is None:
             # In training random numbers are allowed, as in dropout, because the task's seed sets them.
             raise Unsupported("it draws random numbers in evaluation mode too", _DRAW_FIX)
         if node.target is DECLARED:
@@ -167,10 +167,10 @@ class Walk:
         elif not isinstance(result := self.result(node), (Tensor, tuple, list)):
             return result  # a size, or another number
         elif values:
-            found = registered(RULES, node.target)
+            found = rule_of(RULES, node.target)
         elif parameters:
             learning = any(leaf.parts for leaf in known if isinstance(leaf, ParameterValue))
-            derive = registered(DERIVATIONS, node.target) if learning else None
+            derive = rule_of(DERIVATIONS, node.target) if learning else None
             return (derive or all_of_all)(self, node, *args, **kwargs)
         else:
             return self._constant(node, args, kwargs)
@@ -187,7 +187,7 @@ class Walk:
             node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
         return value
 
-    def _attribute(self, node: fx.Node) -> Any:
+    def _attribute_value(self, node: fx.Node) -> Any:
         name = str(node.target)
         if name in self.owned and name in self.parameters:
             self.draft.owned.setdefault(name, OwnedSpec(name))
@@ -241,13 +241,13 @@ class Walk:
     def result(self, node: fx.Node) -> Any:
         """Return a node's results as meta tensors (shape and type only), for ``EXPORTED_BATCH`` samples."""
         try:
-            return map_leaves(node.meta["val"], self._concrete)
+            return map_leaves(node.meta["val"], self._as_meta)
         except ValueError as error:
             raise Unsupported(
                 f"its result has no shape that could be known in advance ({error})", _SHAPE_FIX
             ) from error
 
-    def _concrete(self, leaf: Any) -> Any:
+    def _as_meta(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             shape = [self.exported.size(size, EXPORTED_BATCH) for size in leaf.shape]
             return torch.empty(shape, dtype=leaf.dtype, device="meta")
@@ -369,8 +369,8 @@ def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
             return result
         parts: list[Dependence] = []
         for operand in operands:
-            mixed = operand.mixed(torch.zeros((1,) * len(operand.shape), dtype=torch.long), ())
-            parts += mixed.moved(lambda place: place.expand(result.shape)).parts
+            mixed = operand.combine_entries(torch.zeros((1,) * len(operand.shape), dtype=torch.long), ())
+            parts += mixed.move_entries(lambda place: place.expand(result.shape)).parts
         return ParameterValue(result.shape, tuple(parts))
 
     return map_leaves(walk.result(node), one)

@@ -138,7 +138,7 @@ def test_positions_and_bits_are_restored(dtype, where):
     assert (entries.shape, entries.dtype) == (SHAPE, dtype)
     assert torch.equal(entries.where, where)
     assert same_bits(entries.values, tensor[where]).all()
-    assert same_bits(entries.before(torch.zeros(int(where.sum()), dtype=dtype)), tensor[where]).all()
+    assert same_bits(entries.old_values(torch.zeros(int(where.sum()), dtype=dtype)), tensor[where]).all()
     assert entries.nbytes == sum(part.nbytes for part in (entries.chosen, entries.high, entries.low))
 
 
@@ -175,10 +175,10 @@ def test_coded_updates_are_restricted_and_added_or_replaced(dtype, keep, index):
     committed, updates = encode_update(before, drawn(seed=2).flip(0), dtype)
     kept = updates.restrict(keep.reshape(-1))
     assert torch.equal(kept.where, updates.where & keep)
-    assert same_bits(kept.before(committed[kept.where]), before[kept.where]).all()
+    assert same_bits(kept.old_values(committed[kept.where]), before[kept.where]).all()
     extended, expected = updates.extend(index, other.view(-1)[index]), before.clone()
     expected.view(-1)[index] = other.view(-1)[index]
-    assert same_bits(extended.before(committed[extended.where]), expected[extended.where]).all()
+    assert same_bits(extended.old_values(committed[extended.where]), expected[extended.where]).all()
 
 
 def test_an_outer_product_takes_few_bytes():

@@ -289,7 +289,7 @@ class AnalyticModel(MultiHeadModel):
         """Return a task's head: the regression on its sums or, while the task is in training, the sums themselves."""
         found = super().head(task)
         in_training = self.training and task in self.heads.unfinished
-        return found if in_training or not isinstance(found, TaskSums) else self._solved(found, [found])
+        return found if in_training or not isinstance(found, TaskSums) else self._cached_head(found, [found])
 
     def forward(self, x: Any, task_labels: int | Tensor | None = None) -> Tensor:
         """Return the logits for each sample's task or, without ``task_labels``, for all classes of all tasks.
@@ -303,15 +303,15 @@ class AnalyticModel(MultiHeadModel):
             return super().forward(x, task_labels)
         if not self.tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
-        return self._solved(self, [self.heads[task] for task in self.tasks])(self.features(x))
+        return self._cached_head(self, [self.heads[task] for task in self.tasks])(self.features(x))
 
-    def _solved(self, of: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
-        """Return the cached head ``of`` a task's sums, or of the model; compute it if sums or ridge have changed."""
+    def _cached_head(self, key: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
+        """Return the cached head ``key`` a task's sums, or of the model; compute it if sums or ridge have changed."""
         buffers = [buffer for part in parts for buffer in part._buffers.values() if buffer is not None]
         versions = self.ridge, [(id(buffer), buffer._version) for buffer in buffers]
-        if of not in _SOLVED or _SOLVED[of][0] != versions:
-            _SOLVED[of] = versions, self._regression(parts, of is self), buffers  # no other object gets their ids
-        return _SOLVED[of][1]
+        if key not in _SOLVED or _SOLVED[key][0] != versions:
+            _SOLVED[key] = versions, self._regression(parts, key is self), buffers  # no other object gets their ids
+        return _SOLVED[key][1]
 
     @torch.inference_mode(False)
     def _total(self, parts: Sequence[TaskSums]) -> Tensor:

@@ -111,7 +111,7 @@ class ForgottenSamples(ComparedMetric):
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """Compute the positions of the unlearned samples, then return the metric's value per task and their mean."""
         sizes = {task: len(experience.dataset) for task, experience in self.train_experiences.items()}
-        self._positions = require_unlearning(strategy).forgotten.left_out(sizes)
+        self._positions = require_unlearning(strategy).forgotten.positions_by_task(sizes)
         return super().values(strategy, unlearned, remaining)
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:

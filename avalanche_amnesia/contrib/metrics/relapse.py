@@ -68,12 +68,12 @@ def few_shot_accuracy(
     scale = (train_features.double() - mean).square().mean().sqrt()
     scale = torch.where(scale == 0, 1.0, scale)  # constant features: avoid a division by 0
 
-    def scaled(features: Tensor) -> Tensor:
+    def standardise(features: Tensor) -> Tensor:
         return torch.nn.functional.pad((features.double() - mean) / scale, (0, 1), value=1.0)  # 1: for the bias
 
-    train = scaled(train_features)
+    train = standardise(train_features)
     weight = _fit_softmax(train, train_labels, n_classes, penalty)
-    return accuracy(scaled(test_features) @ weight.T, test_labels)
+    return accuracy(standardise(test_features) @ weight.T, test_labels)
 
 
 def _fit_softmax(features: Tensor, labels: Tensor, n_classes: int, penalty: float) -> Tensor:

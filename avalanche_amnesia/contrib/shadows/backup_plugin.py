@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, method_plugins
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_first_used, entries_in_use, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import backbone_entries, single_task
 from avalanche_amnesia.saving.values import checked
@@ -118,7 +118,7 @@ class BackupPlugin(Plugin):
 
     def _entries_to_train(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
         """Return the entries that a shadow trains (first used by ``other``): backbone parameter name → bool tensor."""
-        return first_used(model, other, earlier=tasks[: tasks.index(other)])
+        return entries_first_used(model, other, earlier=tasks[: tasks.index(other)])
 
     def _initial_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
@@ -167,7 +167,7 @@ class BackupPlugin(Plugin):
                 self._now.statistics.recompute(running_norms(shadow.parts), shadow.masked_features)
                 parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
                 both = {name: mine[name] & used for name, used in entries_in_use(strategy.model, other).items()}
-                self.kept[task][other] = Backup(shadow.learned(both), parts)
+                self.kept[task][other] = Backup(shadow.learned_change(both), parts)
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:

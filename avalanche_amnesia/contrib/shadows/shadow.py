@@ -50,7 +50,7 @@ class Shadow:
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``(batch, classes)`` of the task in training, through its soft mask, in training mode."""
-        head, gate = self.model.head(self.task), self.model.gate.leaves.detached()
+        head, gate = self.model.head(self.task), self.model.gate.leaves.detach_masks()
         features = functional_call(self.model.backbone, self._weights(), (x, self.parts, gate))
         return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
 
@@ -80,13 +80,13 @@ class Shadow:
         mask = self.model.read_mask(self.model.binary_mask(self.task))
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
-    def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
+    def learned_change(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
         """Return parameter name → learned change of the region's entries that are True in ``use``."""
         result = {}
         for name, inside in self.region.items():
-            learned = torch.zeros_like(self._values[name].data)
-            learned[inside] = self._values[name].data[inside] - self._start[name]
-            result[name] = SparseValues.select(learned, inside & use[name])
+            learned_change = torch.zeros_like(self._values[name].data)
+            learned_change[inside] = self._values[name].data[inside] - self._start[name]
+            result[name] = SparseValues.select(learned_change, inside & use[name])
         return result
 
 
@@ -95,7 +95,7 @@ def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
     return backbone_entries(model.entries_of(task))
 
 
-def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
+def entries_first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
     """Return parameter name → bool tensor, True at backbone entries that ``task`` uses but no task in ``earlier``."""
     result = entries_in_use(model, task)
     for other in earlier:

@@ -9,7 +9,7 @@ from typing import Any
 from avalanche.benchmarks import CLScenario
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.requests import Requests, UnlearningRequest, reordered, with_unlearning
+from avalanche_amnesia.benchmarks.requests import Requests, UnlearningRequest, reorder, with_unlearning
 from avalanche_amnesia.checks import known_options
 from avalanche_amnesia.seeding import derive_seed
 
@@ -45,7 +45,7 @@ class Scenario:
             positions = checks.integers("order", self.order, "positions of the train stream")
             if any(not 0 <= position < n for position in positions):
                 raise ValueError(f"order={list(positions)}: the train stream has the positions 0 to {n - 1}")
-            benchmark = reordered(benchmark, positions)
+            benchmark = reorder(benchmark, positions)
         return with_unlearning(benchmark, self.requests, self.permanent, self.deadline)
 
     @property

@@ -31,7 +31,7 @@ from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
 from avalanche_amnesia.optimizers import check_optimizer
-from avalanche_amnesia.saving.typed import typed
+from avalanche_amnesia.saving.typed import to_type
 from avalanche_amnesia.training.update_rules import RULES
 
 OWN: dict[str, type] = {
@@ -192,7 +192,7 @@ def check_options(settings: kinds.MethodSettings) -> None:
     for name, value in settings.options.items():
         given = _make_object(name, value, kind, seed=0) if issubclass(kind, training.TaskStrategy) else value
         if name != "isolation":  # "planned" stands for an object, which needs the benchmark
-            typed(takes.get(name, Any), given, f"options.{name} of {settings.kind}")
+            to_type(takes.get(name, Any), given, f"options.{name} of {settings.kind}")
 
 
 def _argument_types(kind: type) -> dict[str, Any]:

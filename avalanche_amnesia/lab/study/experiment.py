@@ -13,7 +13,7 @@ from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.reading import flatten
 from avalanche_amnesia.lab.study import settings
-from avalanche_amnesia.saving.typed import typed
+from avalanche_amnesia.saving.typed import to_type
 
 SETTINGS = "settings.yaml"
 
@@ -50,7 +50,7 @@ def read_experiment(
         ValueError, OSError: a file is missing or invalid, or a setting is unknown or has an invalid value.
     """
     content = _read_extended(file)
-    profiles = typed(dict[str, dict[str, Any]], content.pop("profiles", {}), f"{file}: profiles")
+    profiles = to_type(dict[str, dict[str, Any]], content.pop("profiles", {}), f"{file}: profiles")
     if profile is not None:
         _check_known(str(file), "profile", profile, profiles)
         content = _merge(content, profiles[profile])
@@ -75,7 +75,7 @@ def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]]
             for name, value in content[key].items():
                 if name not in known and not (isinstance(value, Mapping) and kind in value):
                     _check_known("the experiment", what, name, known)
-    return cast(settings.Experiment, typed(settings.Experiment, content))
+    return cast(settings.Experiment, to_type(settings.Experiment, content))
 
 
 def _check_known(owner: str, what: str, name: str, known: Iterable[str]) -> None:
@@ -96,7 +96,7 @@ def _read_extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]
         raise ValueError(f"{file} holds no settings: an experiment is 'name: …', 'methods: …' and so on")
     bases = content.pop("extends", [])
     result: dict[str, Any] = {}
-    for base in typed(list[str], [bases] if isinstance(bases, str) else bases, f"{file}: extends"):
+    for base in to_type(list[str], [bases] if isinstance(bases, str) else bases, f"{file}: extends"):
         result = _merge(result, _read_extended(file.parent / base, [*extending, file.resolve()]))
     return _merge(result, content)
 
@@ -130,7 +130,7 @@ def cells_of(
     Raises:
         ValueError: the experiment lacks a name, a setting is invalid, or no combination is supported.
     """
-    experiment = typed(settings.Experiment, asdict(experiment))
+    experiment = to_type(settings.Experiment, asdict(experiment))
     asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
     for what, given, known in asked:
         for name in given:

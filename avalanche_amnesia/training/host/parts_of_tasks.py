@@ -57,7 +57,7 @@ class ForgottenPositions:
         there = self.hashes.get(task, frozenset())
         return [at for at, digest in enumerate(self.hashes_of(task, range(n))) if digest in there] if there else []
 
-    def left_out(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
+    def positions_by_task(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
         """Return task → positions of the task's forgotten samples; ``sizes``: task → number of the task's samples."""
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 

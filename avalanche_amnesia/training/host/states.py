@@ -168,7 +168,7 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
         if conversion is not None:
             given[name] = conversion.give(value, held, strategy)
         else:
-            given[name] = refilled(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+            given[name] = refill(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
     if isinstance(thing, nn.Module):
         thing.load_state_dict(tensors)
     if given:
@@ -199,7 +199,7 @@ def _unsaved_names(thing: Any) -> frozenset[str]:
     return frozenset((*own_settings(thing), *unsaved, *inside))
 
 
-def refilled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+def refill(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict of the same class as ``held`` (for example ``defaultdict``) with new items."""
     new = held.copy()
     new.clear()

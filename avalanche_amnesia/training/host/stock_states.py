@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.benchmarks.data import TensorTask
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.states import Conversion, load_model_state, model_state, refilled, register_state
+from avalanche_amnesia.training.host.states import Conversion, load_model_state, model_state, refill, register_state
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.unlearning.purging.samples import flat_data
@@ -80,7 +80,7 @@ def _to_tensors(held: Any) -> Any:
 def _to_parameters(state: Any, held: Any, strategy: Strategy, name: str = "") -> Any:
     if isinstance(state, dict):
         found = {key: _to_parameters(value, None, strategy, str(key)) for key, value in state.items()}
-        return refilled(held, found) if isinstance(held, dict) else found
+        return refill(held, found) if isinstance(held, dict) else found
     if isinstance(state, tuple):
         return tuple(_to_parameters(value, None, strategy) for value in state)
     return ParamData(name, state.shape, init_tensor=state, device=state.device) if isinstance(state, Tensor) else state
@@ -108,7 +108,7 @@ def _load_lwf(state: Any, method: Any, strategy: Strategy) -> Any:
     teacher, count, classes = checked(state, teacher=dict | None, count=int, classes=dict)
     method = copy(method)
     method.prev_model, method.expcount = _load_teacher(teacher, None, strategy), count
-    method.prev_classes_by_task = refilled(method.prev_classes_by_task, classes)
+    method.prev_classes_by_task = refill(method.prev_classes_by_task, classes)
     return method
 
 

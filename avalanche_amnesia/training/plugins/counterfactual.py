@@ -83,7 +83,7 @@ def _writers(logs: Mapping[int, UndoLog], current: Mapping[str, Tensor]) -> dict
                 if bool(take(writer_of, where).any()):
                     return None
                 put(writer_of, where, torch.tensor(number, dtype=torch.int16))
-                put(old, where, log[name].before(take(old, where)))
+                put(old, where, log[name].old_values(take(old, where)))
         found[name] = writer_of, old.to(value.device)
     return found
 

@@ -36,7 +36,7 @@ def reduce_over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterV
     kept = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
     numbers = torch.arange(torch.Size(kept).numel()).reshape(kept)
     shape = kept if keepdim else [size for dim, size in enumerate(x.shape) if dim not in dims]
-    return x.mixed(numbers, tuple(shape))
+    return x.combine_entries(numbers, tuple(shape))
 
 
 @derives(A.mean, A.sum, A.amax, A.amin, A.var, A.std, A.norm, A.linalg_vector_norm)
@@ -66,7 +66,7 @@ def standardised_weight(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options
         return all_of_all(walk, node, x, *rest, **options)
     by_channel = reduce_over(x, [dim for dim in range(len(x.shape)) if dim != 1], keepdim=True)
     shape = (1, -1, *(1,) * (len(x.shape) - 2))
-    affine = [p.moved(lambda place: place.reshape(shape)) for p in rest[:2] if isinstance(p, ParameterValue)]
+    affine = [p.move_entries(lambda place: place.reshape(shape)) for p in rest[:2] if isinstance(p, ParameterValue)]
     return combine(walk.result(node).shape, [by_channel, *affine])
 
 

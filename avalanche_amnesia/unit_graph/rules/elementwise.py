@@ -161,7 +161,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
         return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
-    return multiply(walk, node, x, slopes.moved(lambda place: place.reshape(shape)))
+    return multiply(walk, node, x, slopes.move_entries(lambda place: place.reshape(shape)))
 
 
 @rule(*POLES)

@@ -80,10 +80,10 @@ def _move(operand: Any, move: Any) -> Any:
     """Return a copy with ``move`` applied to the set numbers of a value, or the entry numbers of a parameter."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
-    first = move(operand.parts[0].place)
+    first = move(operand.parts[0].index)
     if isinstance(first, Tensor):
-        return operand.moved(move)
-    return tuple(operand.moved(lambda place, i=i: move(place)[i]) for i in range(len(first)))
+        return operand.move_entries(move)
+    return tuple(operand.move_entries(lambda place, i=i: move(place)[i]) for i in range(len(first)))
 
 
 @rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
@@ -130,7 +130,7 @@ def concatenate_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], di
         if isinstance(part, ParameterValue):
             # Outside its own part nothing depends on it: reuse its first positions, which can only add dependences.
             at = (torch.arange(result.shape[along]) - start).clamp(0, size - 1)
-            operands.append(part.moved(partial(torch.index_select, dim=along, index=at)))
+            operands.append(part.move_entries(partial(torch.index_select, dim=along, index=at)))
         start += size
     parts = tuple(part for operand in operands for part in operand.parts)
     return ParameterValue(result.shape, parts)

@@ -93,7 +93,7 @@ def _depthwise(
 
 
 @rule(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d, zeros=True)
-def transposed(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
+def transposed_convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
     """Record a transposed convolution, weight ``(inputs, units/groups, …)``; return its new units, one per channel."""
     if not _can_change(weight):
         return _fixed_layer(walk, node, weight, bias)
@@ -145,13 +145,13 @@ def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, uni
     count = part.size.numel()
     first, used = 0, part.size[0]
     if not part.whole:
-        first, used = int(part.place.min()) * part.size[0] // count, part.place.numel() * part.size[0] // count
+        first, used = int(part.index.min()) * part.size[0] // count, part.index.numel() * part.size[0] // count
     third = part.size[0] // 3
     if rows and part.name.endswith("in_proj_weight") and part.size[0] == 3 * third and not first % third:
         layers = []
         for row in range(0, used, third):
             name = f"{part.name}[{first + row}:{first + row + third}]"
-            rows_of = weight.moved(partial(torch.narrow, dim=0, start=row, length=third))
+            rows_of = weight.move_entries(partial(torch.narrow, dim=0, start=row, length=third))
             layers.append(walk.draft.layer_of(rows_of, (name,), kind, third))
         return torch.cat([layer.sets for layer in layers])
     name = part.name.removesuffix(".weight") if used == part.size[0] else f"{part.name}[{first}:{first + units}]"
