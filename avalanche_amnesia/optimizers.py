@@ -90,9 +90,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
         )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held.isdisjoint(map(id, parameters)):
-        raise ValueError(
-            f"{name} holds none of the model's parameters: make it from them, {name}(model.parameters(), …)"
-        )
+        raise ValueError(f"{name} has none of the model's parameters: make it from them, {name}(model.parameters(), …)")
     learning = [parameter for parameter in (*parameters, *new) if parameter.requires_grad]
     if _can_step(optimizer, 2) and not all(_can_step(optimizer, n) for n in {p.dim() for p in learning}):
         raise ValueError(

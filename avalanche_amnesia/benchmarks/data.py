@@ -55,11 +55,9 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (x, y) at ``where`` (None: all samples): x float32 or int64 (n, ...), y int64 (n,). Not cached."""
-        index, targets = self.index, self.targets
-        if where is not None:
-            index, targets = index[where], [targets[i] for i in where.tolist()]
-        parts = [self._transform(self.base.index_select(0, part)) for part in index.split(_AT_A_TIME)]
-        return torch.cat(parts), torch.tensor(targets, dtype=torch.int64)
+        some = self if where is None else self.subset(where.tolist())
+        parts = [self._transform(self.base.index_select(0, part)) for part in some.index.split(_AT_A_TIME)]
+        return torch.cat(parts), torch.tensor(some.targets, dtype=torch.int64)
 
     def subset(self, where: Sequence[int]) -> "TensorTask":
         """Return a view of the samples at positions ``where``."""
@@ -79,7 +77,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
     def nonfinite_positions(self) -> Tensor:
         """Return the positions of samples with NaN or infinity before the transform, int64 (n,)."""
         parts = self.index.split(1024)  # a copy of each part at a time: tasks may be large
-        finite = [self.base.index_select(0, part)[:, None].flatten(1).isfinite().all(1) for part in parts]
+        finite = [_finite_rows(self.base.index_select(0, part)[:, None].flatten(1)) for part in parts]
         return (~torch.cat(finite)).nonzero()[:, 0]
 
     def _transform(self, x: Tensor) -> Tensor:
@@ -90,6 +88,12 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
             given = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else repr(made)
             raise TaskError(f"a transform of whole batches made {given} of {len(x)} samples; one each is needed")
         return made
+
+
+def _finite_rows(rows: Tensor) -> Tensor:
+    """Return a bool tensor, True for rows ``(n, …)`` without NaN or infinity."""
+    sums = rows.sum(1).isfinite()  # seven times as fast: NaN and infinity reach the sum; a finite row may overflow
+    return sums if bool(sums.all()) else rows.isfinite().all(1)
 
 
 class LazyTask(Dataset[tuple[Any, int]]):

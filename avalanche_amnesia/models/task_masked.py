@@ -126,7 +126,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             return self.binary_mask(task)
         return torch.ones(sum(self.sizes), dtype=torch.bool, device=self._device)
 
-    def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> frozenset[int]:
+    def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> tuple[int, ...]:
         """Return the tasks in ``tasks`` that use any entry in ``entries``, according to :meth:`entries_of`.
 
         Args:
@@ -135,14 +135,22 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             tasks: task labels.
         """
         asked = sorted(entries, key=lambda name: entries[name].numel())  # small ones mostly decide
+        # Masks of units contain whole filters of a convolution: so these are searched once, not for each task.
+        found = dict[str, Tensor]()
+
+        def common(name: str, own: Tensor) -> bool:
+            alike = [axis for axis, step in enumerate(own.stride()) if not step]
+            if name not in found:
+                found[name] = entries[name].any(alike, keepdim=True) if alike else entries[name]
+            one = own[tuple(slice(None if step else 1) for step in own.stride())]
+            # In numpy, because torch takes several times as long to search bool tensors.
+            return bool((one.cpu().numpy() & found[name].cpu().numpy()).any())
 
         def uses(task: int) -> bool:
             own = self.entries_of(task)
-            # In numpy, because torch takes several times as long to search bool tensors.
-            common = (own[name].cpu().numpy() & entries[name].cpu().numpy() for name in asked if name in own)
-            return any(where.any() for where in common)
+            return any(common(name, own[name]) for name in asked if name in own)
 
-        return frozenset(filter(uses, tasks))
+        return tuple(filter(uses, tasks))
 
     def shared_state(self) -> list[str]:
         """Return names of tensors that forward passes changed or created, and that all tasks share (normally none)."""

@@ -231,9 +231,7 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
     """Return (body, path in the state → name of the file with that part) of the state in a directory."""
     file = path / STATE
     if not file.is_file():
-        raise StateError(
-            f"{path} holds no state ({STATE} is missing): give the directory that strategy.save(path) made"
-        )
+        raise StateError(f"{path} has no state ({STATE} is missing): give the directory that strategy.save(path) made")
     with as_state_error(path, f"{file} is no state that can be loaded"):
         content = unseal(file.read_bytes().decode(), check, **HEAD)
         for name in content["parts"].values():

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -51,7 +51,7 @@ def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = Fals
         removed=tuple(sorted(context.own_parameters.union(buffers))),
         affected=affected,
         compensated=tuple(compensated),
-        shared={name: _make_shared_entries(name, stays, readers) for name, stays in sorted(removal.shared.items())},
+        shared={name: _make_shared_entries(context, name, stays) for name, stays in sorted(removal.shared.items())},
         **claims.claim_fields(context, reasons),
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin, _ in context.purgers),
@@ -103,19 +103,13 @@ def _readers(context: UnlearningContext) -> Readers:
     model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
-    users = _tasks_using(context, model, context.trajectory.moved_with(context.tasks))
+    users = model.users_of(context.trajectory.moved_with(context.tasks), context.remaining)
     return {task: dict(model.entries_of(task)) for task in users}
 
 
-def _tasks_using(context: UnlearningContext, model: TaskMaskedModel, entries: Mapping[str, Tensor]) -> list[int]:
-    """Return the remaining tasks that use any entry in ``entries``; a task without a mask uses all entries."""
-    users = model.users_of(entries, context.remaining)
-    return [task for task in context.remaining if task in users]
-
-
-def _make_shared_entries(name: str, stays: Tensor, readers: Readers) -> SharedEntries:
-    tasks = (task for task, reads in readers.items() if (reads[name].cpu().numpy() & stays.numpy()).any())
-    return SharedEntries(int(stays.sum()), tuple(tasks))
+def _make_shared_entries(context: UnlearningContext, name: str, stays: Tensor) -> SharedEntries:
+    model = cast(TaskMaskedModel, context.model)  # no other model shares entries
+    return SharedEntries(int(stays.sum()), model.users_of({name: stays}, context.remaining))
 
 
 def _affected_tasks(context: UnlearningContext) -> tuple[int, ...]:
@@ -124,7 +118,7 @@ def _affected_tasks(context: UnlearningContext) -> tuple[int, ...]:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return remaining  # without masks every task uses every entry
-    users = _tasks_using(context, model, {name: moved.where for name, moved in removal.changed.items()})
+    users = model.users_of({name: moved.where for name, moved in removal.changed.items()}, remaining)
     own = [name for name in removal.changed if not name.startswith("backbone.")]  # entries of removed repairs
     return tuple(
         task for task in remaining if task in users or (own and not own_parameters(model, task).isdisjoint(own))

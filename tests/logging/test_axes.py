@@ -162,10 +162,10 @@ def test_a_value_belongs_to_the_event_before_it_and_the_last_value_counts():
     table.add_number("Capacity", 1.0, "event")
     assert not table.changed
     assert table.table().rows == ()
-    table.trained(1, 3, (3,))
+    table.add_training(1, 3, (3,))
     table.add_number("Capacity", 0.9, "event")
     table.add_number("Capacity", 0.8, "event")
-    table.trained(2, 0, (3, 0))
+    table.add_training(2, 0, (3, 0))
     table.add_number("JSD_own/eval_phase/test_stream", 0.1, "event")
     first, second = by_column(table)
     assert (first["Capacity"], first["JSD_own"]) == (0.8, None)
@@ -174,8 +174,8 @@ def test_a_value_belongs_to_the_event_before_it_and_the_last_value_counts():
 
 def test_accuracy_is_the_mean_over_the_remaining_tasks():
     table = EventTable()
-    table.unlearned(1, 2, None)
-    table.trained(2, 2, (0, 2))
+    table.add_unlearning(1, 2, None)
+    table.add_training(2, 2, (0, 2))
     name = "Top1_Acc_Exp/eval_phase/test_stream/Task{0:03d}/Exp{0:03d}"
     for task, accuracy in ((0, 0.8), (1, 0.1), (2, 0.6), (0, 0.9)):
         table.add_number(name.format(task), accuracy, "task")
@@ -185,7 +185,7 @@ def test_accuracy_is_the_mean_over_the_remaining_tasks():
 
 def test_values_of_one_task_of_one_layer_or_of_another_axis_have_no_column():
     table = EventTable()
-    table.trained(1, 0, None)
+    table.add_training(1, 0, None)
     for name, axis in (("JSD_own/eval_phase/test_stream/Task000", "event"), ("MaskUse/l.1", "event"), ("Loss", "task")):
         table.add_number(name, 0.5, axis)
     empty = dict.fromkeys(("unlearned", "remaining", "affected", "claim", "accuracy"))
@@ -198,7 +198,7 @@ def test_unlearned_samples_are_described_in_words():
     request = {"tasks": (), "event": "after task 3", "task": 1, "samples": ("a", "b"), "classes": (0,)}
     plan = UnlearningPlan(**request, **nothing, entries={}, shared={}, claim="exact", trajectory_bytes=0)
     table = EventTable()
-    table.unlearned(4, 3, UnlearningRecord(plan, (), (), (3, 0, 2, 1), 4, 80, 0.1))
+    table.add_unlearning(4, 3, UnlearningRecord(plan, (), (), (3, 0, 2, 1), 4, 80, 0.1))
     (row,) = by_column(table)
     assert (row["unlearned"], row["remaining"]) == ("2 samples of task 1 (all of classes 0)", "3, 0, 2, 1")
     assert (row["affected"], row["claim"]) == ("", "exact")

@@ -378,5 +378,5 @@ def test_a_task_trained_on_another_number_of_processes_is_approximate(tmp_path):
     in_group(2, goes_on, tmp_path)
     ((claim, reasons, refused),) = in_group(1, goes_on, tmp_path)
     assert claim == "approximate"
-    assert "tasks [1, 2] trained at other settings" in reasons[0] or "task 2 trained at other settings" in reasons[0]
+    assert "tasks [1, 2] trained with other" in reasons[0] or "task 2 trained with other" in reasons[0]
     assert "approximate" in refused or "2 processes" in refused

@@ -80,7 +80,7 @@ def test_a_model_changed_by_other_code_is_never_exact(maker, tamper, later):
         strategy.train(DIGITS.train_stream[3])
     task = 1 if maker is pools else strategy.model.tasks[-1]
     before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
-    with pytest.raises(TamperedError, match=r"changed by something else.*put them back"):
+    with pytest.raises(TamperedError, match=r"changed by something else.*restore them"):
         strategy.unlearn([task], strict=True)
     assert all(torch.equal(value, before[name]) for name, value in strategy.model.state_dict().items())
     record = strategy.unlearn([task])

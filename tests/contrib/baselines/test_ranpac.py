@@ -234,7 +234,7 @@ def test_parts_at_other_settings_or_of_other_classes_are_told():
     learn(strategy, stream, [2, 3])
     record = strategy.unlearn([1])
     assert (record.claim, len(record.plan.reasons)) == ("approximate", 1)
-    assert "task 0 trained at other settings than the first task" in record.plan.reasons[0]
+    assert "task 0 trained with other settings or plugins than the first task" in record.plan.reasons[0]
     before = state(strategy.model)
     other = deepcopy(STREAM.train_stream[1])
     other.task_label, other.task_labels = 0, [0]
