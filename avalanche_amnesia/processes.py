@@ -44,19 +44,19 @@ def sum_all(values: Tensor) -> Tensor:
     return values
 
 
-def from_all(thing: Any) -> list[Any]:
-    """Return the ``thing`` of every process, in the order of ranks; any object that can be pickled."""
+def from_all(obj: Any) -> list[Any]:
+    """Return the ``obj`` of every process, in the order of ranks; any object that can be pickled."""
     if n_processes() == 1:
-        return [thing]
+        return [obj]
     found = [None] * n_processes()
     with _explain_errors():
-        dist.all_gather_object(found, thing)
+        dist.all_gather_object(found, obj)
     return found
 
 
-def from_first(thing: Any) -> Any:
-    """Return on every process the ``thing`` of process 0, any object that can be pickled."""
-    return from_all(thing if rank() == 0 else None)[0]
+def from_first(obj: Any) -> Any:
+    """Return on every process the ``obj`` of process 0, any object that can be pickled."""
+    return from_all(obj if rank() == 0 else None)[0]
 
 
 def run_first(work: Callable[[], object]) -> None:

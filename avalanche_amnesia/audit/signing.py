@@ -17,7 +17,7 @@ def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
     key = as_key(private_key, "private")
     _, serialization, _ = _import_parts()
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    signature = base64.b64encode(key.sign(_as_bytes(values))).decode()
+    signature = base64.b64encode(key.sign(_canonical_json(values))).decode()
     return {"algorithm": _ALGORITHM, "public_key": base64.b64encode(raw).decode(), "signature": signature}
 
 
@@ -30,7 +30,7 @@ def verifier_of(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
         if signature is None:
             raise SigningError("it is not signed: sign it where it is written, or ask for no signature")
         try:
-            key.verify(base64.b64decode(signature["signature"], validate=True), _as_bytes(values))
+            key.verify(base64.b64decode(signature["signature"], validate=True), _canonical_json(values))
         except (ValueError, TypeError, KeyError) as error:
             raise SigningError(f"its signature is none ({type(error).__name__}: {error})") from error
         except invalid_signature:
@@ -41,7 +41,7 @@ def verifier_of(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
     return check
 
 
-def _as_bytes(record: Mapping[str, Any]) -> bytes:
+def _canonical_json(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
 
 

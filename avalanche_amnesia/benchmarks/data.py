@@ -284,7 +284,7 @@ def refuse_incremental(experience: Any) -> None:
     for other in stream if requested or min(counts.values()) > 1 else ():
         label, gone = single_task(other), {t for request in getattr(other, "requests", ()) for t in request.gone}
         if label in remaining - gone:
-            raise TaskError(f"task {label}: {_several_parts(counts[label])}")
+            raise TaskError(f"task {label}: {_many_parts_error(counts[label])}")
         remaining = (remaining | {label}) - gone
 
 
@@ -295,11 +295,11 @@ def repeat_error(experience: Any) -> str:
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])
     return (
         f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own"
-        + (f". {_several_parts(n)}" if n > 1 else f", task_benchmark(…, first_task={task + 1})")
+        + (f". {_many_parts_error(n)}" if n > 1 else f", task_benchmark(…, first_task={task + 1})")
     )
 
 
-def _several_parts(n: int) -> str:
+def _many_parts_error(n: int) -> str:
     return (
         f"{n} experiences of this stream have that task label, as in a class- or domain-incremental stream. "
         f"{HOW_TO_LABEL}. Train parts of one task as one: put AvalancheDataset([e.dataset for e in parts]) into "

@@ -41,8 +41,8 @@ class Images:
         """Return stratified subsets of ``n_train`` and ``n_test`` images (None: all), drawn by ``seed``."""
         return replace(
             self,
-            train=_subset(self.train, n_train, seed, "n_train"),
-            test=_subset(self.test, n_test, seed, "n_test"),
+            train=_draw_subset(self.train, n_train, seed, "n_train"),
+            test=_draw_subset(self.test, n_test, seed, "n_test"),
         )
 
     def wrap_transform(self, change: BatchTransform | None) -> BatchTransform | None:
@@ -83,7 +83,7 @@ def all_classes(images: Images, changes: Sequence[BatchTransform | None]) -> CLS
     return task_benchmark(images.train, images.test, [images.classes] * len(changes), transforms=transforms)
 
 
-def _subset(data: tuple[Tensor, Tensor], n: int | None, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
+def _draw_subset(data: tuple[Tensor, Tensor], n: int | None, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
     if n is None:
         return data
     index = stratified_positions(data[1], n, seed, purpose)

@@ -113,7 +113,7 @@ class Pools:
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
-        layout = StreamLayout.of(strategy.experience, self.slots, deadline)
+        layout = StreamLayout.make(strategy.experience, self.slots, deadline)
         task = int(strategy.experience.task_labels[0])
         if ledger is None or task not in ledger.remaining:
             return layout
@@ -133,7 +133,7 @@ class StreamLayout:
     later: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
+    def make(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
         """Return the layout of the stream that contains an experience, or of the experience if there is no stream."""
         stream = list(getattr(experience, "origin_stream", None) or [experience])  # also what a retrained model skips
         tasks = tuple(int(label) for e in stream for label in e.task_labels)

@@ -584,9 +584,9 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
         yield name, f"{texts[field.name]} (type: {what}{shown})"
 
 
-def _docstring_parts(thing: Any) -> tuple[str, dict[str, str]]:
+def _docstring_parts(obj: Any) -> tuple[str, dict[str, str]]:
     """Return (first line of a docstring, name → text for its arguments or attributes)."""
-    text = inspect.getdoc(thing) or ""
+    text = inspect.getdoc(obj) or ""
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE)
     return text.partition("\n")[0], {name: " ".join(words.split()) for name, words in entries}
 
@@ -725,7 +725,7 @@ def _run_summary(run: Any) -> str:
     from avalanche_amnesia.lab.report.measures import COLUMNS
     from avalanche_amnesia.lab.report.verdicts import verdict_of
 
-    shown = [(COLUMNS[key], COLUMNS[key].of(run.last)) for key in ("remaining", "unlearned", "ratio")]
+    shown = [(COLUMNS[key], COLUMNS[key].get(run.last)) for key in ("remaining", "unlearned", "ratio")]
     words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
 
     return ", ".join([*words, str(verdict_of([run]))])

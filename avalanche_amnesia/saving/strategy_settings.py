@@ -65,12 +65,12 @@ def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dic
     return found
 
 
-def own_settings(thing: Any) -> dict[str, Any]:
+def own_settings(obj: Any) -> dict[str, Any]:
     """Return setting name → JSON value for one object."""
-    kind: Any = type(thing)
+    kind: Any = type(obj)
     arguments = _arguments(kind)
     found = {}
-    for name, value in getattr(thing, "__dict__", {}).items():
+    for name, value in getattr(obj, "__dict__", {}).items():
         options = not name.startswith("_") and is_frozen(type(value))
         plain = options and not any(isinstance(getattr(value, f.name), torch.Tensor) for f in fields(value))
         if plain or (name in arguments and _is_setting(value)):

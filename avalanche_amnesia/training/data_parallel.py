@@ -57,16 +57,16 @@ class _RandomStates:
         finally:
             swap()
 
-    def swap_for_each(self, things: Iterable[Any]) -> Iterator[Any]:
-        """Yield the items of ``things``; the random states are swapped while the next item is made."""
+    def swap_for_each(self, objects: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items of ``objects``; the random states are swapped while the next item is made."""
         with self.swap_states():
-            rest = iter(things)
+            rest = iter(objects)
         while True:
             with self.swap_states():
-                thing = next(rest, None)
-            if thing is None:
+                obj = next(rest, None)
+            if obj is None:
                 return
-            yield thing
+            yield obj
 
 
 class PartOfBatches:

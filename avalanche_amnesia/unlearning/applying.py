@@ -230,13 +230,13 @@ def name_broken_plugin(strategy: Strategy, event: str, purged: object = None) ->
         evaluator = strategy.evaluator
         places = [("plugins", [plugin for plugin in strategy.plugins if plugin is not evaluator])]
         places += [("evaluator.metrics", evaluator.metrics), ("evaluator.loggers", evaluator.loggers)]
-        place_of = {id(thing): place for place, things in places for thing in things}
+        place_of = {id(obj): place for place, objects in places for obj in objects}
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_argcount]
         called = [frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in frames]
-        thing = purged or next((one for one in reversed(called) if id(one) in place_of), None)
-        if thing is None or (purged is None and type(thing).__module__.startswith("avalanche_amnesia.")):
+        obj = purged or next((one for one in reversed(called) if id(one) in place_of), None)
+        if obj is None or (purged is None and type(obj).__module__.startswith("avalanche_amnesia.")):
             raise  # errors of this package already name their source
-        kind, place = type(thing).__name__, place_of.get(id(thing))
+        kind, place = type(obj).__name__, place_of.get(id(obj))
         code, mend = f"{kind}.{event}", "Mend it"
         if purged is not None:
             code, mend = f"the purger of {kind}", f"Mend it and register it again (@register_purger({kind}))"

@@ -87,11 +87,11 @@ _OPERATORS = ("aten", "prims", "torchvision", "amnesia")  # namespaces of closed
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def is_closed(thing: Any) -> bool:
+def is_closed(obj: Any) -> bool:
     """Return True if a class or function is defined in a closed package: torch, Avalanche, numpy, Python's library …"""
     # functools.wraps gives a function the module of the one that it replaces
-    around = thing.__globals__.get("__name__") if isinstance(thing, FunctionType) else None
-    return _is_closed(str(getattr(thing, "__module__", None))) and (around is None or _is_closed(around))
+    around = obj.__globals__.get("__name__") if isinstance(obj, FunctionType) else None
+    return _is_closed(str(getattr(obj, "__module__", None))) and (around is None or _is_closed(around))
 
 
 @lru_cache(None)
@@ -108,10 +108,10 @@ def _is_pure(function: Any) -> bool:
     return package in _PURE.split() and _IMPURE.search(function.__qualname__) is None
 
 
-def is_installed(thing: Any) -> bool:
+def is_installed(obj: Any) -> bool:
     """Return True if a class or function is defined in an installed package, also in Python's library."""
-    module = str(thing.__module__)
-    around = thing.__globals__ if isinstance(thing, FunctionType) else {}
+    module = str(obj.__module__)
+    around = obj.__globals__ if isinstance(obj, FunctionType) else {}
     return _is_installed(module) and _is_installed(around.get("__name__", module))
 
 
@@ -259,10 +259,10 @@ def _sample_text(value: Any) -> str:
     return as_text(value) if _is_plain(value) else f"{type(value).__qualname__} {id(value)}"
 
 
-def replaced_methods(thing: Any) -> dict[str, Any]:
+def replaced_methods(obj: Any) -> dict[str, Any]:
     """Return name → value of the attributes of an object that replace its methods."""
-    held = getattr(thing, "__dict__", {}).items()
-    return {name: value for name, value in held if callable(value) and callable(getattr(type(thing), name, None))}
+    held = getattr(obj, "__dict__", {}).items()
+    return {name: value for name, value in held if callable(value) and callable(getattr(type(obj), name, None))}
 
 
 def _open_in_plugins(strategy: Strategy) -> Iterator[str]:
@@ -343,13 +343,13 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, LEAVES) and is_closed(type(value)) and getattr(value, "dtype", None) != np.dtype(object)
 
 
-def _part_name(thing: Any) -> str:
+def _part_name(obj: Any) -> str:
     """Return the name of an open part: class of an object, or name, file and line of a function."""
-    if not isinstance(thing, FunctionType):
-        kind = thing if isinstance(thing, type) else type(thing)
+    if not isinstance(obj, FunctionType):
+        kind = obj if isinstance(obj, type) else type(obj)
         return f"{kind.__module__}.{kind.__qualname__}"
-    code = thing.__code__
-    return f"{thing.__name__.strip('<>')} at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
+    code = obj.__code__
+    return f"{obj.__name__.strip('<>')} at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
 
 
 def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
@@ -377,18 +377,18 @@ def attributes_of(strategy: Strategy) -> Attributes:
     for kind in dict.fromkeys(map(type, strategy.model.modules())):
         found[f"code of {kind.__name__}"] = {name: as_text(value) for name, value in _values_read_by(kind).items()}
     found["torch"] = torch_settings()
-    for path, thing in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
-        if isinstance(thing, (*_FUNCTIONS, partial)):
-            found[path] = {"function": as_text(thing)}
-        elif not is_from(type(thing), "avalanche_amnesia"):
-            is_loss = path.startswith("criterion") and isinstance(thing, nn.Module)  # the model's are what tasks train
-            own = [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)] if is_loss else []
-            found[path] = {name: as_text(value) for name, value in (*_attributes(thing), *own)}
+    for path, obj in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
+        if isinstance(obj, (*_FUNCTIONS, partial)):
+            found[path] = {"function": as_text(obj)}
+        elif not is_from(type(obj), "avalanche_amnesia"):
+            is_loss = path.startswith("criterion") and isinstance(obj, nn.Module)  # the model's are what tasks train
+            own = [*obj.named_parameters(recurse=False), *obj.named_buffers(recurse=False)] if is_loss else []
+            found[path] = {name: as_text(value) for name, value in (*_attributes(obj), *own)}
             if path.startswith("model.backbone"):  # heads of finished tasks are frozen
-                found[path]["requires_grad"] = str([p.requires_grad for p in thing.parameters(recurse=False)])
+                found[path]["requires_grad"] = str([p.requires_grad for p in obj.parameters(recurse=False)])
             if path.startswith(("model.backbone", "criterion")):
-                inner = thing.named_children() if isinstance(thing, nn.Module) else ()
-                found[path]["class"] = str([as_text(type(thing)), *((name, as_text(type(m))) for name, m in inner)])
+                inner = obj.named_children() if isinstance(obj, nn.Module) else ()
+                found[path]["class"] = str([as_text(type(obj)), *((name, as_text(type(m))) for name, m in inner)])
     return found
 
 
@@ -485,15 +485,15 @@ def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
     return found, names
 
 
-def attributes(thing: Any) -> dict[str, Any]:
+def attributes(obj: Any) -> dict[str, Any]:
     """Return name → value of an object's attributes, also of those in slots."""
-    state: Any = object.__getstate__(thing)  # a tuple if the class has slots
-    return {**getattr(thing, "__dict__", {}), **(state[1] if isinstance(state, tuple) else {})}
+    state: Any = object.__getstate__(obj)  # a tuple if the class has slots
+    return {**getattr(obj, "__dict__", {}), **(state[1] if isinstance(state, tuple) else {})}
 
 
-def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    left_out = Tensor if isinstance(thing, nn.Module) and is_closed(type(thing)) else ()  # torch computes them there
-    return [(n, v) for n, v in attributes(thing).items() if n not in _OF_EVERY_MODULE and not isinstance(v, left_out)]
+def _attributes(obj: Any) -> list[tuple[str, Any]]:
+    left_out = Tensor if isinstance(obj, nn.Module) and is_closed(type(obj)) else ()  # torch computes them there
+    return [(n, v) for n, v in attributes(obj).items() if n not in _OF_EVERY_MODULE and not isinstance(v, left_out)]
 
 
 def as_text(value: Any) -> str:

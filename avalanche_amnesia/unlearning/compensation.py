@@ -46,19 +46,19 @@ class Compensation(Protocol):
         """
 
 
-def is_compensation(thing: Any) -> TypeGuard[Compensation]:
+def is_compensation(obj: Any) -> TypeGuard[Compensation]:
     """Return True if the object's class implements :class:`Compensation`."""
-    return issubclass(type(thing), Compensation)  # isinstance would check every member of the object on each call
+    return issubclass(type(obj), Compensation)  # isinstance would check every member of the object on each call
 
 
-def can_revise(thing: Any) -> bool:
+def can_revise(obj: Any) -> bool:
     """Return True if the object is a compensation that also revises updates of remaining tasks (``BackupPlugin``)."""
-    return is_compensation(thing) and hasattr(type(thing), "revise")
+    return is_compensation(obj) and hasattr(type(obj), "revise")
 
 
-def is_repair(thing: Any) -> bool:
+def is_repair(obj: Any) -> bool:
     """Return True if the object trains affected tasks on stored samples (``carry_out`` of ``RepairPlugin``)."""
-    return hasattr(type(thing), "carry_out")
+    return hasattr(type(obj), "carry_out")
 
 
 @dataclass(frozen=True)

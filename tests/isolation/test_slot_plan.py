@@ -89,7 +89,7 @@ def test_a_repeated_task_keeps_its_slot():
         strategy = fresh(Pools.planned(again))
         for experience in again.train_stream:
             strategy.train(experience)
-    layout = StreamLayout.of(again.train_stream[3], None, deadline=1)
+    layout = StreamLayout.make(again.train_stream[3], None, deadline=1)
     assert not layout.can_be_read(0, later=2)  # learned again just before
     assert layout.can_be_read(1, later=2)
 

@@ -19,7 +19,7 @@ class Column:
 
     title: str
     page: str
-    of: Get
+    get: Get
     words: Callable[[float], str]
 
 

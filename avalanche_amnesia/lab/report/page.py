@@ -23,7 +23,7 @@ def report_page(runs: Sequence[Run]) -> str:
     Runs that differ only in the seed are shown as one strategy, with the range over seeds. Equal runs give equal bytes.
     """
     found = entries(runs)
-    lines = [_strategy(entry) for entry in found]
+    lines = [_strategy_row(entry) for entry in found]
     return (
         _environment()
         .get_template("page.html.jinja")
@@ -41,7 +41,7 @@ def report_page(runs: Sequence[Run]) -> str:
     )
 
 
-def _strategy(entry: Entry) -> Line:
+def _strategy_row(entry: Entry) -> Line:
     """Return the summary of a strategy, with accuracies on unlearned tasks or, without these, on unlearned samples."""
     read_of = (each for each in TRACE_TESTS if each is OLD_HEAD or each.of_samples)
     test = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
@@ -52,14 +52,14 @@ def _strategy(entry: Entry) -> Line:
     )
     read = [(role, name, entry.spread(number(metric))) for role, name, metric in metrics]
     dots = [(role, name, value) for role, name, value in read if value is not None]
-    gains = [(name, entry.spread(COLUMNS[key].of)) for name, key in (("AD", "difference"), ("control", "control"))]
+    gains = [(name, entry.spread(COLUMNS[key].get)) for name, key in (("AD", "difference"), ("control", "control"))]
     return {
         "entry": entry,
         "verdict": verdict_of(entry.runs),
-        "forgotten": _requests(entry),
+        "forgotten": _requests_text(entry),
         "dots": dots,
         "read": ", ".join(f"{name} {over_seeds(value, percent)}" for _, name, value in dots),
-        "remaining": over_seeds(entry.spread(COLUMNS["remaining"].of), percent),
+        "remaining": over_seeds(entry.spread(COLUMNS["remaining"].get), percent),
         "difference": ", ".join(f"{name} {points(value.mean)}" for name, value in gains if value is not None),
         "cost": _times(entry),
     }
@@ -74,7 +74,7 @@ def _times(entry: Entry) -> Sequence[str]:
     return [seconds(unlearn.mean), f"retraining {seconds(retrain.mean)}{ratio}"]
 
 
-def _requests(entry: Entry) -> str:
+def _requests_text(entry: Entry) -> str:
     if not entry.requests:
         return "nothing"
     told, unlearned = list[str](), entry.first.last.unlearned
@@ -93,7 +93,7 @@ def _summary(lines: Sequence[Line]) -> Table:
             "verdict": text(line["verdict"]),
             "seeds": text(len(line["entry"].runs)),
             "claim": text(line["verdict"].claim or MISSING),
-            **{column.page: mean(line["entry"].spread(column.of), column.words) for column in COLUMNS.values()},
+            **{column.page: mean(line["entry"].spread(column.get), column.words) for column in COLUMNS.values()},
             "time to unlearn": mean(spread(cost.unlearn for cost in line["entry"].costs), seconds),
             "time to retrain": mean(spread(cost.retrain for cost in line["entry"].costs), seconds),
         }

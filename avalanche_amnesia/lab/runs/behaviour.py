@@ -69,59 +69,59 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = (), *, files: 
     of a file that it names) and tensors; state and data cover those in objects of this package and of Avalanche.
     """
     lines: set[str] = set()
-    names = {id(thing): type(thing).__qualname__ for thing in skip}
+    names = {id(obj): type(obj).__qualname__ for obj in skip}
     known: list[Any] = [*skip]  # keeps the objects alive, so that no id is used twice
     numbers = Counter[str]()
-    todo: deque[tuple[str, Any, bool]] = deque((f"[{at}]", thing, True) for at, thing in enumerate(roots))
+    todo: deque[tuple[str, Any, bool]] = deque((f"[{at}]", obj, True) for at, obj in enumerate(roots))
     while todo:
-        place, thing, told = todo.popleft()
-        if not isinstance(thing, _LEAVES) and id(thing) not in names:
-            known.append(thing)
-            inside = isinstance(thing, assumptions.CONTAINERS)
-            kind = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+        place, obj, told = todo.popleft()
+        if not isinstance(obj, _LEAVES) and id(obj) not in names:
+            known.append(obj)
+            inside = isinstance(obj, assumptions.CONTAINERS)
+            kind = f"{getattr(obj, '__module__', '')}.{getattr(obj, '__qualname__', type(obj).__qualname__)}"
             numbers[kind] += not inside
-            names[id(thing)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
-            tells = told if inside else isinstance(thing, assumptions.CALLED) or not _is_installed(thing)
-            todo += ((f"{name}{at}", part, tells) for at, part in _parts(thing, files=files))
-        elif isinstance(thing, (Tensor, np.ndarray)):
-            todo += ((f"{place}{at}", part, told) for at, part in _attributes(thing))
+            names[id(obj)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
+            tells = told if inside else isinstance(obj, assumptions.CALLED) or not _is_installed(obj)
+            todo += ((f"{name}{at}", part, tells) for at, part in _parts(obj, files=files))
+        elif isinstance(obj, (Tensor, np.ndarray)):
+            todo += ((f"{place}{at}", part, told) for at, part in _attributes(obj))
         if told:
-            text = names[id(thing)] if id(thing) in names else assumptions.as_text(thing)
-            lines.add(f"{place} {text}{_file_stamp(thing) if files and isinstance(thing, (str, PurePath)) else ''}")
+            text = names[id(obj)] if id(obj) in names else assumptions.as_text(obj)
+            lines.add(f"{place} {text}{_file_stamp(obj) if files and isinstance(obj, (str, PurePath)) else ''}")
     return sorted(lines)
 
 
-def _parts(thing: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
+def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
     """Yield pairs (path, value), such as path ``.code``, for the parts of a function, class, container or object."""
-    if isinstance(thing, (type, FunctionType)) and _is_installed(thing):
-        patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
+    if isinstance(obj, (type, FunctionType)) and _is_installed(obj):
+        patches = (value for value in vars(obj).items() if isinstance(value[1], FunctionType))
         yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
-        if thing is os.getenv:
+        if obj is os.getenv:
             yield ".environ", dict(sorted(os.environ.items()))
-    elif isinstance(thing, (*assumptions.CALLED, *assumptions.WRAPPERS)):
-        yield from assumptions.parts_of(thing)
-        yield ".code", getattr(thing, "__code__", None)
-    elif isinstance(thing, assumptions.CONTAINERS):
-        yield from _attributes(thing)
-        items: Iterable[Any] = thing.items() if isinstance(thing, dict) else thing
-        if len(thing) >= assumptions.LONG:
+    elif isinstance(obj, (*assumptions.CALLED, *assumptions.WRAPPERS)):
+        yield from assumptions.parts_of(obj)
+        yield ".code", getattr(obj, "__code__", None)
+    elif isinstance(obj, assumptions.CONTAINERS):
+        yield from _attributes(obj)
+        items: Iterable[Any] = obj.items() if isinstance(obj, dict) else obj
+        if len(obj) >= assumptions.LONG:
             with suppress(ValueError):  # of entries that are no plain values or arrays
-                yield "[…]", blake3(marshal.dumps(thing, 2)).hexdigest()  # type: ignore[arg-type]
+                yield "[…]", blake3(marshal.dumps(obj, 2)).hexdigest()  # type: ignore[arg-type]
                 texts = (each for each in tree_leaves([*items]) if isinstance(each, str)) if files else ()
                 yield "[files]", blake3("".join(map(_file_stamp, texts)).encode()).hexdigest()
                 return
         # Sets of text have another order in every process.
-        yield from (("[]" if isinstance(thing, (set, frozenset)) else f"[{at}]", v) for at, v in enumerate(items))
+        yield from (("[]" if isinstance(obj, (set, frozenset)) else f"[{at}]", v) for at, v in enumerate(items))
     else:
-        yield ".class", type(thing)
-        yield from _attributes(thing)
-        if not assumptions.attributes(thing) and assumptions.is_installed(type(thing)):  # such as re.Pattern
+        yield ".class", type(obj)
+        yield from _attributes(obj)
+        if not assumptions.attributes(obj) and assumptions.is_installed(type(obj)):  # such as re.Pattern
             with suppress(Exception):  # of objects that can't be pickled
-                yield ".state", copyreg.dispatch_table.get(type(thing), lambda it: it.__reduce_ex__(2))(thing)
+                yield ".state", copyreg.dispatch_table.get(type(obj), lambda it: it.__reduce_ex__(2))(obj)
 
 
-def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    for name, held in assumptions.attributes(thing).items():
+def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
+    for name, held in assumptions.attributes(obj).items():
         if name not in _LEFT_OUT or (name in assumptions.LEADING_OUT and not _is_installed(held)):
             yield f".{name}", held
 
@@ -134,8 +134,8 @@ def _file_stamp(value: str | PurePath) -> str:
     return ""
 
 
-def _is_installed(thing: Any) -> bool:
+def _is_installed(obj: Any) -> bool:
     """Return True for a class or function of an installed package, or for any object from a package in ``_HOSTS``."""
-    is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
-    module = str((thing if is_named else type(thing)).__module__)
-    return module.split(".")[0] in _HOSTS or (is_named and assumptions.is_installed(thing))
+    is_named = isinstance(obj, (type, FunctionType, BuiltinFunctionType))
+    module = str((obj if is_named else type(obj)).__module__)
+    return module.split(".")[0] in _HOSTS or (is_named and assumptions.is_installed(obj))

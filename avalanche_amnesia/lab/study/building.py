@@ -81,10 +81,10 @@ def make_stream(settings: kinds.StreamSettings, seed: int, root: str | Path | No
     return stream
 
 
-def get_maker(name: str, place: str) -> Any:
-    """Return the function or class ``name`` that builds a stream or a network; errors name the setting ``place``."""
+def get_maker(name: str, path: str) -> Any:
+    """Return the function or class ``name`` that builds a stream or a network; errors name the setting ``path``."""
     if ":" in name:
-        return kinds.find_named(name, place)
+        return kinds.find_named(name, path)
     ours = {"MLP": _make_mlp, "ResNet18": cifar_resnet18}
     return ours[name] if name in ours else getattr(benchmarks if hasattr(benchmarks, name) else streams, name)
 

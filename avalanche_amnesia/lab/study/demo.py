@@ -90,7 +90,7 @@ def _final_text(runs: Sequence[Run]) -> str:
     """Return text with the verdicts on all runs, a table of their final measures, and the meanings of the measures."""
     rows = []
     for measure in MEASURES.values():
-        values = [measure.of(run.last) for run in runs]
+        values = [measure.get(run.last) for run in runs]
         rows.append([measure.title, *(MISSING if v is None else without_unit(measure.words(v)) for v in values)])
     for what in ("unlearn", "retrain"):
         means = [spread(getattr(cost, what) for cost in run.costs) for run in runs]

@@ -26,14 +26,14 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456789"])
 
 
-def from_yaml(text: str | bytes, place: str) -> Any:
-    """Parse YAML text without running code from the text; error messages start with ``place``."""
+def from_yaml(text: str | bytes, path: str) -> Any:
+    """Parse YAML text without running code from the text; error messages start with ``path``."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # a character that YAML forbids has none
         line = "" if mark is None else f", line {mark.line + 1}"
-        raise ValueError(f"{place} is no YAML ({getattr(error, 'problem', 'no text')}{line})") from error
+        raise ValueError(f"{path} is no YAML ({getattr(error, 'problem', 'no text')}{line})") from error
 
 
 def read_experiment(

@@ -200,18 +200,18 @@ class Cell:
     seed: int
 
 
-def find_named(name: str, place: str, known: Mapping[str, Any] | None = None) -> Any:
-    """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``place``."""
+def find_named(name: str, path: str, known: Mapping[str, Any] | None = None) -> Any:
+    """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``path``."""
     if known:
         if name in known:
             return known[name]
-        known_name(name, known, place)
+        known_name(name, known, path)
     module, _, inside = name.partition(":")
     if not module or not inside:
-        raise ValueError(f"{place} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
+        raise ValueError(f"{path} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
     if os.getcwd() not in sys.path:  # not removed: the module may import its neighbours later
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), inside)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{place} {name}: {error}; run the command where {module}.py lies") from error
+        raise ValueError(f"{path} {name}: {error}; run the command where {module}.py lies") from error

@@ -46,7 +46,7 @@ def _moment_values(moment: Moment) -> dict[str, Any]:
         "remaining": moment.remaining,
         "unlearned": moment.unlearned,
         "accuracy": moment.accuracy,
-        "measures": {key: measure.of(moment) for key, measure in MEASURES.items()},
+        "measures": {key: measure.get(moment) for key, measure in MEASURES.items()},
     }
 
 
@@ -108,7 +108,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         for ax, name in ((left, "remaining"), (right, "ratio")):
             for place, method in enumerate(methods):
                 none = _below_detection if name == "ratio" else lambda run: False
-                value = spread(0.0 if none(run) else MEASURES[name].of(run.last) for run in of_methods.get(method, ()))
+                value = spread(0.0 if none(run) else MEASURES[name].get(run.last) for run in of_methods.get(method, ()))
                 if value is not None:
                     reach = [[value.mean - value.low], [value.high - value.mean]]
                     ax.errorbar(value.mean, place, xerr=reach, clip_on=False, **look)
@@ -126,7 +126,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def _below_detection(run: Run) -> bool:
-    return (jsd := MEASURES["jsd"].of(run.last)) is not None and jsd < RESOLUTION
+    return (jsd := MEASURES["jsd"].get(run.last)) is not None and jsd < RESOLUTION
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
@@ -149,7 +149,7 @@ def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
     rows = []
     for run in runs:
         names = _experiment_name(run), run.name, _scenario_name(run), run.seed
-        rows.append([*names, claim_of([run]), *(measure.of(run.last) for measure in MEASURES.values())])
+        rows.append([*names, claim_of([run]), *(measure.get(run.last) for measure in MEASURES.values())])
     head = ["experiment", "method", "scenario", "seed", "claim", *MEASURES]
     contents = {"results.csv": csv_text([head, *rows]).encode(), "results.md": as_markdown(runs).encode()}
     for experiment, mine in group_by(runs, _experiment_name).items():
@@ -169,7 +169,7 @@ def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
 def _mean_text(runs: Sequence[Run], name: str) -> str:
     """Return mean and standard deviation of a measure over seeds as text; with a seed count if some seeds lack it."""
     words = MEASURES[name].words
-    found = [value for run in runs if (value := MEASURES[name].of(run.last)) is not None]
+    found = [value for run in runs if (value := MEASURES[name].get(run.last)) is not None]
     if not found:
         return distance_in_words(0.0) if name == "ratio" and runs and all(map(_below_detection, runs)) else MISSING
     some = f" ({len(found)} of {len(runs)})" if len(found) < len(runs) else ""

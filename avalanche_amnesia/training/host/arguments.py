@@ -151,7 +151,7 @@ def as_list(experiences: Any, call: str) -> list[Any]:
     return given
 
 
-def _is_experience(thing: object) -> bool:
-    if isinstance(thing, type):
+def _is_experience(obj: object) -> bool:
+    if isinstance(obj, type):
         return False
-    return isinstance(thing, CLExperience) or (hasattr(thing, "dataset") and hasattr(thing, "origin_stream"))
+    return isinstance(obj, CLExperience) or (hasattr(obj, "dataset") and hasattr(obj, "origin_stream"))

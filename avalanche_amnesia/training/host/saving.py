@@ -184,8 +184,8 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
 # Parts of a strategy -----------------------------------------------------------------------------------------------
 
 
-def _class_name(thing: Any) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+def _class_name(obj: Any) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
 
 
 def _flatten(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -55,7 +55,7 @@ class SeedingPlugin(Plugin):
             from avalanche_amnesia.training.data_parallel import StepSync  # lazy: one process needs none of it
 
             self._steps = StepSync(self.order_seed)
-        self._read_all(strategy, *(thing for plugin in strategy.plugins for thing in vars(plugin).values()))
+        self._read_all(strategy, *(obj for plugin in strategy.plugins for obj in vars(plugin).values()))
         seed_all(derive_seed(self.order_seed, "order", *labels_of(strategy.experience)))
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:

@@ -454,7 +454,7 @@ class UnlearningPlugin(Plugin):
             trajectory=recorder.trajectory,
             counters=self.counters,
             purgers=cleaned,
-            unknown=[thing for thing, _ in unknown],
+            unknown=[obj for obj, _ in unknown],
             compensations=[p for p in strategy.plugins if is_compensation(p)] if self.obey is True else [],
             repair=next(filter(is_repair, strategy.plugins), None),
             shared_state=recorder.shared_state,
@@ -474,15 +474,15 @@ class UnlearningPlugin(Plugin):
             for plugin in strategy.plugins
             if not (plugin is self or isinstance(plugin, _NO_PURGER) or is_compensation(plugin) or is_repair(plugin))
         ]
-        found = [(thing, purgers.purger_of(thing)) for thing in (*others, strategy, strategy._criterion)]
-        unknown = purgers.unknown_state(strategy, [thing for thing, purge in found if purge is None])
+        found = [(obj, purgers.purger_of(obj)) for obj in (*others, strategy, strategy._criterion)]
+        unknown = purgers.unknown_state(strategy, [obj for obj, purge in found if purge is None])
         # Tensors of a criterion are settings, unless they have changed.
         kept = [
-            (thing, path)
-            for thing, path in unknown
-            if thing is not strategy._criterion or self.claims.has_criterion_changed(strategy)
+            (obj, path)
+            for obj, path in unknown
+            if obj is not strategy._criterion or self.claims.has_criterion_changed(strategy)
         ]
-        return [(thing, purge) for thing, purge in found if purge is not None], kept
+        return [(obj, purge) for obj, purge in found if purge is not None], kept
 
     def _choose_deletion(self, model: Any) -> None:
         """Set ``model.keeps_shared_entries``: True if no unlearning may change entries that remaining tasks use."""

@@ -96,7 +96,7 @@ def test_the_printed_table_has_the_numbers_of_the_logs(demo):
     table = {title: values for title, *values in cells}
     assert table[""] == [run.name for run in runs]
     for measure in MEASURES.values():
-        values = [measure.of(run.last) for run in runs]
+        values = [measure.get(run.last) for run in runs]
         told = ["–" if v is None else without_unit(measure.words(v)) for v in values]
         assert table[measure.title] == told
         assert f"{measure.title}: " in printed
