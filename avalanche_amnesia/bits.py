@@ -1,6 +1,6 @@
 """Bitwise equality and hashes of tensors, and bool masks packed into bits."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
@@ -64,12 +64,12 @@ def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: tensor_hash(state[name]) for name in sorted(state)}
 
 
-def model_hashes(model: nn.Module) -> dict[str, str]:
-    """Return :func:`state_hashes` of a model; a large tensor is hashed again only if sums of its bits changed."""
+def model_hashes(model: nn.Module, same: Collection[str] = ()) -> dict[str, str]:
+    """Return :func:`state_hashes` of a model; ``same`` names and tensors of equal sums keep those of the last call."""
     known, found = _KNOWN.get(model, {}), {}
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        sums, last = b"" if tensor.nbytes < 2**17 else _sums_of_bits(tensor), known.get(name, (b"", ""))
-        found[name] = last if sums and sums == last[0] else (sums, tensor_hash(tensor))
+        sums, last = b"" if name in same or tensor.nbytes < 2**17 else _sums_of_bits(tensor), known.get(name, (b"", ""))
+        found[name] = last if name in same or (sums and sums == last[0]) else (sums, tensor_hash(tensor))
     _KNOWN[model] = found
     return {name: digest for name, (_, digest) in found.items()}
 

@@ -200,7 +200,7 @@ class UnlearningRecord:
         remaining: remaining tasks afterwards, in training order.
         n_trained: trainings finished before the unlearning.
         iteration: training iterations finished before the unlearning.
-        seconds: wall-clock time of the unlearning.
+        seconds: wall-clock time of the unlearning, without callbacks of plugins, metrics and loggers.
         time: when the unlearning happened, UTC, ISO 8601.
         provenance: origin of the model.
         repair: summary of the repair; None without a repair.

@@ -1,6 +1,6 @@
 """Interfaces of compensation and repair for remaining tasks that an unlearning affects."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -32,7 +32,7 @@ class Compensation(Protocol):
     def covers(self, task: int, removed: Collection[int]) -> bool:
         """Return True if the plugin can compensate a remaining task when the tasks in ``removed`` are unlearned."""
 
-    def compensate(self, model: Any, tasks: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(self, model: Any, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
         """Compensate every remaining task that :meth:`covers` accepts, and delete all data of the unlearned ``tasks``.
 
         Args:

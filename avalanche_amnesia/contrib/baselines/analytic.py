@@ -78,13 +78,15 @@ class TaskSums(NoHead):
             self.hashes = torch.cat([self.hashes, self.hashes_of(rows)])
             self.kept = torch.cat([self.kept, rows[:, : self.kept.shape[1]]])
         else:
-            left = torch.ones_like(self.hashes, dtype=torch.bool)
-            left[places] = False
+            left = ~torch.isin(torch.arange(len(self.hashes), device=places.device), places)
             self.hashes, self.kept = self.hashes[left], self.kept[left]
         sign, width, gram = 1 if places is None else -1, self.sums.shape[1], self.gram
-        for phi in rows[:, :-1].double().split(_AT_ONCE):
-            products = (phi.T @ phi).view(-1).index_select(0, _lower(width, phi.device))
-            gram = torch.add(gram, products.long(), alpha=sign)
+        for part in rows[:, :-1].split(_AT_ONCE):
+            phi = part.int() if len(part) == 1 else part.double()  # for one sample half the bytes
+            square = phi.T * phi if len(part) == 1 else phi.T @ phi
+            products = square.view(-1).index_select(0, _lower(width, phi.device))
+            kind = torch.int32 if int(gram.max()) + int(products.max()) < 2**31 else torch.int64
+            gram = torch.add(gram.to(kind), products.to(kind), alpha=sign)
         self.gram = gram.int() if gram.max() < 2**31 else gram  # the largest entry is one of the diagonal
         classes, of = torch.cat([self.classes, rows[:, -1]]).unique(return_inverse=True)
         terms = torch.cat([self.sums, sign * rows[:, :-1].long()])
@@ -181,8 +183,8 @@ class AnalyticModel(MultiHeadModel):
         """
         scale, bits, batch, _ = self.settings.tolist()
         u = self._real_features(as_batch(x), batch)
-        if not bool(u.isfinite().all()):
-            raise TaskError("features of these samples are NaN or infinite: mend the samples, or leave them out")
+        if bad := (~u.isfinite()).any(1).nonzero()[:, 0].tolist():
+            raise TaskError(f"features of samples {bad[:10]} of the batch are NaN or infinite: mend or leave them out")
         phi = (u * scale).round().clamp(-(2**bits), 2**bits - 1).double()
         return nn.functional.pad(phi, (0, 1), value=scale)
 
@@ -198,8 +200,8 @@ class AnalyticModel(MultiHeadModel):
                     part = part.contiguous()
                 z = run_backbone(self.backbone, part)
                 shape = tuple(z.flatten(1).shape) if isinstance(z, Tensor) else type(z).__name__
-                if shape != (batch, self.n_features):
-                    raise TaskError(f"the network returns {shape}, and must return {(batch, self.n_features)}")
+                if shape != (wanted := (batch, self.n_features)):
+                    raise TaskError(f"the network returns {shape}, and must return {wanted}: mend it, or n_features")
                 z = nn.functional.layer_norm(z.double().flatten(1), (self.n_features,)).float()
                 made.append((z @ self.projection).relu() if self.projection.numel() else z)
         return torch.cat(made)[: len(x)]
@@ -225,6 +227,8 @@ class AnalyticModel(MultiHeadModel):
 
     def adaptation(self, experience: Any) -> None:
         """Add heads for new tasks; in training, copy the tasks' sums to add to; raise TaskError if classes differ."""
+        if (largest := n_classes(experience) - 1) >= 2**15:  # it would need as many rows
+            raise TaskError(f"labels of a task must be 0 to {2**15 - 1}, got {largest}: number its classes from 0")
         super().adaptation(experience)
         named = attribute_of(experience, "original_classes", ())
         for task in map(int, experience.task_labels if self.training else ()):
@@ -244,10 +248,9 @@ class AnalyticModel(MultiHeadModel):
     def head_like(self, saved: Mapping[str, Tensor]) -> TaskSums:
         """Return sums into which the tensors ``saved`` can be loaded."""
         made = self.new_head(len(saved["originals"]))
-        made.gram = made.gram.to(saved["gram"].dtype)
-        for name in ("classes", "sums", "hashes", "kept"):  # one row for each class, or for each sample
-            like = getattr(made, name)
-            setattr(made, name, like.new_zeros((len(saved[name]), *like.shape[1:])))
+        for name, like in made.named_buffers():  # one row for each class, or for each sample
+            dtype = saved[name].dtype if name == "gram" else like.dtype
+            setattr(made, name, like.new_zeros((len(saved[name]), *like.shape[1:]), dtype=dtype))
         return made
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:

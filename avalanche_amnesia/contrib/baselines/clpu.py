@@ -1,6 +1,6 @@
 """Baseline CLPU-DER++: a main network for permanent tasks, and a side network for each unlearnable task."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -51,7 +51,7 @@ class CLPUPlugin(MemoryPlugin):
         """Return False: an unlearning never changes other tasks, so none needs compensation."""
         return False
 
-    def compensate(self, model: nn.Module, tasks: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(self, model: nn.Module, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
         """Delete the stored samples of the unlearned ``tasks``; return a line for the record."""
         return [f"memory: {self.memory.forget(tasks, change)} samples of tasks {sorted(tasks)} dropped"]
 

@@ -1,6 +1,6 @@
 """Baseline PALL: a subnetwork per task; unlearning resets its weights, and fine-tunes the shared ones."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -78,9 +78,7 @@ class PALLPlugin(SubnetPlugin):
         """Return True if the task can be fine-tuned: steps are allowed, and its samples are stored."""
         return self.repair_steps > 0 and task in self.memory.samples
 
-    def compensate(
-        self, model: SubnetModel, tasks: Collection[int], removal: Removal, change: Transaction
-    ) -> list[str]:
+    def compensate(self, model: SubnetModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
         """Delete samples of the unlearned ``tasks``, and fine-tune reset weights that remaining tasks use."""
         lines = [f"memory: {self.memory.forget(tasks, change)} samples of tasks {sorted(tasks)} dropped"]
         shared, readers = self._shared_entries(model, removal.written_entries())

@@ -100,9 +100,9 @@ class RanPAC(TaskStrategy):
         sums, labels = self.model.heads[single_task(self.experience)], self.mb_y
         if not len(sums.hashes):
             self._refuse(self.model.fault_of_network(self.mb_x))
-        n, classes = len(labels), min(sums.out_features, 2**15)
-        if sums.seen is None or len(sums.seen) != n or not 0 <= labels.min() <= labels.max() < classes:
-            self._refuse(f"labels must be 0 to {classes - 1}, one per sample; a plugin may have changed them")
+        (low, high), last = labels.aminmax(), sums.out_features - 1
+        if sums.seen is None or len(sums.seen) != len(labels) or not 0 <= low <= high <= last:
+            self._refuse(f"labels must be 0 to {last}, one per sample, got {low} to {high}: has a plugin changed them?")
         sums.change(self.model.rows(sums.seen, labels))
         sums.seen = None
 

@@ -212,9 +212,7 @@ class BackupPlugin(Plugin):
         return result
 
     @torch.no_grad()
-    def compensate(
-        self, model: MaskedModel, tasks: Collection[int], removal: Removal, change: Transaction
-    ) -> list[str]:
+    def compensate(self, model: MaskedModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
         """Give affected tasks the norms of their shadows, and delete shadows that involve the unlearned ``tasks``."""
         change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.changed.items()}

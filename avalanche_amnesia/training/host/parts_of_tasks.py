@@ -272,18 +272,16 @@ def _subtraction(plugin: Any, context: UnlearningContext, task: int, left: PartR
         if len(hashes) != len(left.learned):
             raise refusal(f"task {task} learned {len(hashes)} samples, and its data has {len(left.learned)} by now")
         indices = torch.tensor([place for place, at in enumerate(left.learned) if at in left.requested])
-        copies = torch.isin(hashes.cpu(), hashes.cpu()[indices])
-        copies[indices] = False
-        asked = torch.cat([indices, copies.nonzero()[:, 0]])
+        asked = torch.isin(hashes.cpu(), hashes.cpu()[indices]).nonzero()[:, 0]  # also their copies
+        requested = torch.isin(asked, indices)
         rows = torch.cat([read(some) for some in asked.split(_AT_A_TIME)])
         if other := [left.learned[at] for at in asked[(hashes_of(rows) != hashes[asked]).cpu()]]:
             why = "have other features than in its training, or a loader or plugin repeated samples there"
             raise refusal(f"samples {other[:10]} of task {task} {why}")
-        model.subtract(task, indices, rows[: len(indices)])
-        warn_of_copies([left.learned[at] for at in copies.nonzero()[:, 0]], task, event)
+        model.subtract(task, indices, rows[requested])
+        warn_of_copies([left.learned[at] for at in asked[~requested]], task, event)
         change.set(plugin, forgotten=left.forgotten)
-        first = plugin.claims.training_of(task)
-        return replace(context.plan, **plugin.claims.fields_after_retraining(context, first))
+        return context.plan
 
     return subtract_samples
 

@@ -2,7 +2,7 @@
 
 import random
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
@@ -231,7 +231,7 @@ class CounterfactualPlugin(Plugin):
 
     @torch.no_grad()
     def compensate(
-        self, model: TaskMaskedModel, tasks: Collection[int], removal: Removal, change: Transaction
+        self, model: TaskMaskedModel, tasks: Sequence[int], removal: Removal, change: Transaction
     ) -> list[str]:
         """Swap in heads fitted without the unlearned ``tasks``. Drop stored heads that these tasks influenced."""
         change.keep(self, "heads", "sources")

@@ -1,6 +1,7 @@
 """Plugin that carries out unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
 import json
+import time
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
@@ -383,13 +384,16 @@ class UnlearningPlugin(Plugin):
             if record is not None:
                 change.keep(self._requests, "waiting")
                 self._requests.mark_answered(request)
-                change.set(self, records=[*self.records, record])
                 removed = record.plan.tasks
-                change.set(self, data={task: data for task, data in self.data.items() if task not in removed})
-                change.set(self, forgotten=self.forgotten.without_tasks(removed))
+                data = {task: digest for task, digest in self.data.items() if task not in removed}
+                change.set(
+                    self, records=[*self.records, record], data=data, forgotten=self.forgotten.without_tasks(removed)
+                )
                 self.forget(strategy, removed, change)
+            began = time.perf_counter()
             with name_broken_plugin(strategy, name):
                 trigger_plugins(strategy, name)
+            context.started += time.perf_counter() - began  # metrics and loggers are no part of the unlearning
             if record is not None and snapshot is not None:  # heads written by compensations
                 change.set(snapshot, finished=copy_finished(strategy.model))
 
@@ -416,8 +420,7 @@ class UnlearningPlugin(Plugin):
                     apply(context, self.claims, lambda *given: None, provenance, reproduce_training)
                 except TrialDone as found:
                     found.check(task, context.hashes, first.place, event)
-                started = context.started
-                context, retrain_without, _ = prepare()
+                started, (context, retrain_without, _) = context.started, prepare()
                 context.started = started  # the record's seconds include the reproduction
             return apply(context, self.claims, announce, provenance, retrain_without)
         finally:

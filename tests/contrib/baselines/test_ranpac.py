@@ -2,9 +2,11 @@
 
 import gc
 import random
+import time
 import weakref
 from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -46,9 +48,8 @@ STREAM = SplitDigits(5)
 def network(seed=0):
     torch.manual_seed(seed)
     made = batch_normed(pooled=2)
-    for module in made.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            lived_in(module)
+    for norm in made[1], made[5]:
+        lived_in(norm)
     return made
 
 
@@ -184,17 +185,10 @@ def test_an_online_stream_equals_its_tasks_and_needs_no_data_while_it_is_in_memo
 
 def in_parts(*labels):
     """A benchmark of Avalanche whose train stream has a third of a task for each label, in the order of the labels."""
-    counts, parts = dict.fromkeys(labels, 0), []
-    for label in labels:
-        parts.append(STREAM.train_stream[label].dataset.subset(range(counts[label], 270, 3)))
-        counts[label] += 1
+    data = [experience.dataset for experience in STREAM.train_stream]
+    parts = [data[label].subset(range(labels[:at].count(label), 270, 3)) for at, label in enumerate(labels)]
     tests = [experience.dataset for experience in STREAM.test_stream]
     return with_task_labels(benchmark_from_datasets(train=parts, test=tests))
-
-
-def test_a_forward_after_the_last_step_adds_nothing_to_the_next_part():
-    stream, strategy = in_parts(0, 0).train_stream, ranpac(plugins=[Hears(after_training_epoch=lambda s: s.forward())])
-    assert same_state(state(learn(strategy, stream).model), state(learn(ranpac(), stream).model))
 
 
 def test_requests_of_a_stream_concern_all_parts_by_then():
@@ -227,11 +221,10 @@ def test_references_of_metrics_have_the_parts_trained_by_then():
 
 def test_parts_at_other_settings_or_of_other_classes_are_told():
     stream = in_parts(0, 0, 1, 0).train_stream
-    strategy = learn(ranpac(size=20), stream, 1)
-    strategy.train_mb_size = 30
-    learn(strategy, stream, [1])
-    strategy.train_mb_size = 20
-    learn(strategy, stream, [2, 3])
+    strategy = ranpac(plugins=[Hears(after_training_epoch=lambda s: s.forward())])  # adds nothing
+    for size, of_size in ((20, [0]), (30, [1]), (20, [2, 3])):
+        strategy.train_mb_size = size
+        learn(strategy, stream, of_size)
     record = strategy.unlearn([1])
     assert (record.claim, len(record.plan.reasons)) == ("approximate", 1)
     assert "task 0 trained with other settings or plugins than the first task" in record.plan.reasons[0]
@@ -368,6 +361,18 @@ def test_the_network_is_frozen_and_stays_in_evaluation_mode():
         strategy.unlearn(task=1, samples=[5])
 
 
+def test_a_request_counts_no_time_of_listeners_and_the_next_finds_their_change_in_other_sums(monkeypatch):
+    def write(strategy, clock=time.perf_counter):
+        strategy.model.heads[1].gram.data[0] += 1
+        monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1e6)
+
+    strategy = learn(ranpac(plugins=[Hears(before_unlearning=write)]), STREAM, 3)
+    first, second = strategy.unlearn([0]), strategy.unlearn(task=2, samples=[3])
+    assert first.seconds < 1e5
+    assert "heads.1.gram" in first.unchanged
+    assert "tensors ['heads.1.gram'] were changed by something else" in second.reasons[0]
+
+
 def refused(strategy, match, data=STREAM, **request):
     before = state(strategy.model)
     with pytest.raises(RequestError, match=match):
@@ -376,13 +381,10 @@ def refused(strategy, match, data=STREAM, **request):
     assert strategy.model.tasks == (0, 1)
 
 
-def test_samples_that_a_loader_repeated_are_refused():
+def test_samples_that_were_repeated_left_out_or_transformed_at_random_are_refused():
     same = Hears(before_training_iteration=lambda s: vars(s).update(mbatch=[p[[0] * len(p)] for p in s.mbatch]))
     strategy = learn(ranpac(plugins=[same]), STREAM, 2)
     refused(strategy, "of task 1 .* a loader or plugin repeated samples", task=1, samples=[0])
-
-
-def test_samples_that_were_left_out_or_transformed_at_random_are_refused():
     n = len(STREAM.train_stream[1].targets)
     strategy = learn(ranpac(), STREAM, 2, drop_last=True)
     with pytest.raises(RequestError, match=rf"task 1 learned {n - n % 64} samples, and its data has {n} by now"):
@@ -424,21 +426,18 @@ def test_features_that_are_not_finite_undo_the_task():
     assert len(strategy.model.features(x[5:6]).unique()) > 9
     assert strategy.unlearn([2]).claim == "exact"
     strategy.model.backbone.register_forward_hook(lambda module, given, z: z * 1e30)
-    with pytest.raises(TaskError, match="NaN or infinite"):
+    with pytest.raises(TaskError, match=r"features of samples \[5\] of the batch are NaN or infinite"):
         strategy.train(task)
     assert same_state(state(strategy.model), before)
 
 
-def ignore_the_second(strategy):
-    """Give the samples of the second mini-batch no label, as cross-entropy ignores it."""
-    if strategy.clock.train_exp_iterations == 1:
-        strategy.mbatch[1] = torch.full_like(strategy.mb_y, -100)
-
-
 def test_labels_that_a_plugin_changes_are_refused():
-    strategy = ranpac(plugins=[Hears(after_forward=ignore_the_second)])
-    with pytest.raises(TaskError, match="labels must be 0 to 1, one per sample"):
+    later = Hears(after_forward=lambda s: s.clock.train_exp_iterations and s.mbatch.insert(1, 0 * s.mb_y - 100))
+    strategy = ranpac(plugins=[later])  # a label that cross-entropy ignores
+    with pytest.raises(TaskError, match="labels must be 0 to 1, one per sample, got -100 to -100"):
         strategy.train(STREAM.train_stream[0])
+    with pytest.raises(TaskError, match="labels of a task must be 0 to 32767, got 2147483648"):
+        strategy.model.adaptation(SimpleNamespace(task_labels=[0], classes_in_this_experience=[2**31]))
 
 
 def test_sums_of_the_largest_numbers_are_exact(monkeypatch):
