@@ -126,7 +126,7 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def note_loaded_data(self, strategy: Strategy) -> None:
-        """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
+        """Record that this process may know all trained data, if a user's plugin loaded a state."""
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_DATA.update(self.company)
