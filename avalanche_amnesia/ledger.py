@@ -53,7 +53,7 @@ class TaskLedger:
     @property
     def permanent(self) -> frozenset[int]:
         """Return the remaining tasks that can't be unlearned: declared permanent, or past their deadline."""
-        return frozenset(task for task, entry in self._entries.items() if entry.declared or self._expired(entry))
+        return frozenset(task for task, entry in self._entries.items() if entry.declared or self._is_expired(entry))
 
     @property
     def unlearnable(self) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class TaskLedger:
     def saw(self, task: int) -> frozenset[int]:
         """Return the tasks that could influence the training of ``task``; RequestError if ``task`` does not remain."""
         if task not in self._entries:
-            raise RequestError(f"saw({task!r}): this task does not remain; remaining are {_listed(self.remaining)}")
+            raise RequestError(f"saw({task!r}): this task does not remain; remaining are {_as_text(self.remaining)}")
         return self._entries[task].saw
 
     def learn(self, task: int, permanent: bool = False, saw: Collection[int] | None = None) -> None:
@@ -88,7 +88,7 @@ class TaskLedger:
         for task in declared:
             if task not in self._entries:
                 raise RequestError(
-                    f"declaring permanent: task {task} does not remain; remaining are {_listed(self.remaining)}"
+                    f"declaring permanent: task {task} does not remain; remaining are {_as_text(self.remaining)}"
                 )
         self._entries = self._entries | {task: replace(self._entries[task], declared=True) for task in declared}
 
@@ -110,7 +110,7 @@ class TaskLedger:
             if broken is not None:
                 raise RequestError(
                     f"{event}: task {task} can't be unlearned: {broken}; "
-                    f"unlearnable at this moment are {_listed(self.unlearnable)}"
+                    f"unlearnable at this moment are {_as_text(self.unlearnable)}"
                 )
         return request
 
@@ -146,12 +146,12 @@ class TaskLedger:
         self.deadline = TaskLedger(deadline).deadline
         self.n_trained, self._entries, self.unlearned = n_trained, entries, tuple(unlearned)
 
-    def _expired(self, entry: _Entry) -> bool:
+    def _is_expired(self, entry: _Entry) -> bool:
         return self.deadline is not None and self.n_trained - 1 - entry.order >= self.deadline
 
     def _broken_rule(self, task: int, known: Collection[int] | None, unrecorded: Collection[int]) -> str | None:
         if known is not None and task not in known:
-            return f"it is unknown (known are {_listed(sorted(known))})"
+            return f"it is unknown (known are {_as_text(sorted(known))})"
         entry = self._entries.get(task)
         if entry is None:
             if task in self.unlearned:
@@ -161,10 +161,10 @@ class TaskLedger:
             return "it is not yet trained"
         if entry.declared:
             return "it was declared permanent"
-        if self._expired(entry):
+        if self._is_expired(entry):
             return f"its deadline has expired ({self.deadline} further tasks trained), which made it permanent"
         return None
 
 
-def _listed(tasks: Iterable[int]) -> str:
+def _as_text(tasks: Iterable[int]) -> str:
     return ", ".join(map(str, tasks)) or "none"

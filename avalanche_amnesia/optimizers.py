@@ -84,15 +84,13 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
         raise ValueError(
             "SparseAdam takes sparse gradients alone: take Adam, and leave sparse=True of embedding layers out"
         )
-    if isinstance(optimizer, Adagrad) and not can_begin_anew(optimizer):
+    if isinstance(optimizer, Adagrad) and not can_restart(optimizer):
         raise ValueError(
             f"Adagrad of torch {torch.__version__} can't step once its state is emptied: take a newer torch, or Adam"
         )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held.isdisjoint(map(id, parameters)):
-        raise ValueError(
-            f"{name} holds none of the model's parameters: make it from them, {name}(model.parameters(), …)"
-        )
+        raise ValueError(f"{name} has none of the model's parameters: make it from them, {name}(model.parameters(), …)")
     learning = [parameter for parameter in (*parameters, *new) if parameter.requires_grad]
     if _can_step(optimizer, 2) and not all(_can_step(optimizer, n) for n in {p.dim() for p in learning}):
         raise ValueError(
@@ -119,7 +117,7 @@ def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
     return True
 
 
-def can_begin_anew(optimizer: Optimizer) -> bool:
+def can_restart(optimizer: Optimizer) -> bool:
     """Return True if an optimizer like ``optimizer`` can step after the state from its constructor is cleared."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
@@ -139,7 +137,7 @@ def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], 
     return type(optimizer)(parameters, **settings)
 
 
-def copied(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
+def copy_state(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
     """Return a copy of an optimizer's ``state``: the values are deep copies, the keys the same parameter objects."""
     return defaultdict(dict, {parameter: deepcopy(held) for parameter, held in state.items()})
 

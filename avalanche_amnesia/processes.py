@@ -25,7 +25,7 @@ def rank() -> int:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def _explain_errors() -> Iterator[None]:
     """Convert an error of communication in the block to a ProcessError that explains it."""
     try:
         yield
@@ -37,29 +37,29 @@ def _in_words() -> Iterator[None]:
         ) from error
 
 
-def summed(values: Tensor) -> Tensor:
+def sum_all(values: Tensor) -> Tensor:
     """Return the sum of ``values`` over all processes, with the same bits on each; ``values`` is overwritten."""
-    with _in_words():
+    with _explain_errors():
         dist.all_reduce(values)
     return values
 
 
-def of_all(thing: Any) -> list[Any]:
-    """Return the ``thing`` of every process, in the order of ranks; any object that can be pickled."""
+def from_all(obj: Any) -> list[Any]:
+    """Return the ``obj`` of every process, in the order of ranks; any object that can be pickled."""
     if n_processes() == 1:
-        return [thing]
+        return [obj]
     found = [None] * n_processes()
-    with _in_words():
-        dist.all_gather_object(found, thing)
+    with _explain_errors():
+        dist.all_gather_object(found, obj)
     return found
 
 
-def of_first(thing: Any) -> Any:
-    """Return on every process the ``thing`` of process 0, any object that can be pickled."""
-    return of_all(thing if rank() == 0 else None)[0]
+def from_first(obj: Any) -> Any:
+    """Return on every process the ``obj`` of process 0, any object that can be pickled."""
+    return from_all(obj if rank() == 0 else None)[0]
 
 
-def by_first(work: Callable[[], object]) -> None:
+def run_first(work: Callable[[], object]) -> None:
     """Call ``work()`` in process 0 only, while all other processes wait; raise its error in all processes."""
     failure: Exception | None = None
     if rank() == 0:
@@ -67,13 +67,13 @@ def by_first(work: Callable[[], object]) -> None:
             work()
         except Exception as error:
             failure = error
-    if (failure := of_first(failure)) is not None:
+    if (failure := from_first(failure)) is not None:
         raise failure
 
 
-def agree(facts: Mapping[str, Any], when: str) -> None:
+def check_equal(facts: Mapping[str, Any], when: str) -> None:
     """Raise ProcessError on all processes if their ``facts`` differ; the message begins with ``when``."""
-    first, *others = of_all(dict(facts))
+    first, *others = from_all(dict(facts))
     for number, other in enumerate(others, 1):
         for name in (name for name in {**first, **other} if first.get(name) != other.get(name)):
             raise ProcessError(
@@ -83,9 +83,9 @@ def agree(facts: Mapping[str, Any], when: str) -> None:
             )
 
 
-def gathered(*tensors: Tensor) -> list[Tensor]:
+def gather_rows(*tensors: Tensor) -> list[Tensor]:
     """Return each tensor with the rows of all processes, in rank order; processes may have unequal numbers of rows."""
     if n_processes() == 1:
         return list(tensors)
-    everywhere = of_all([tensor.detach().cpu() for tensor in tensors])
+    everywhere = from_all([tensor.detach().cpu() for tensor in tensors])
     return [torch.cat(rows).to(own.device) for own, *rows in zip(tensors, *everywhere, strict=True)]

@@ -42,19 +42,19 @@ class Transaction:
         """Make all changes so far final: the end of the ``with`` block no longer undoes them."""
         self._undo = []
 
-    def set(self, thing: object, **attributes: Any) -> None:
-        """Set attributes of ``thing``; undoing restores their old values, and deletes attributes that were new."""
+    def set(self, obj: object, **attributes: Any) -> None:
+        """Set attributes of ``obj``; undoing restores their old values, and deletes attributes that were new."""
         for name, value in attributes.items():
-            if hasattr(thing, name):
-                self._undo.append(partial(setattr, thing, name, getattr(thing, name)))
+            if hasattr(obj, name):
+                self._undo.append(partial(setattr, obj, name, getattr(obj, name)))
             else:
-                self._undo.append(partial(thing.__dict__.pop, name, None))
-            setattr(thing, name, value)
+                self._undo.append(partial(obj.__dict__.pop, name, None))
+            setattr(obj, name, value)
 
-    def keep(self, thing: object, *names: str) -> None:
+    def keep(self, obj: object, *names: str) -> None:
         """Store the current values of attributes that the caller will replace; undoing restores the values."""
         for name in names:
-            self._undo.append(partial(setattr, thing, name, getattr(thing, name)))
+            self._undo.append(partial(setattr, obj, name, getattr(obj, name)))
 
     @torch.no_grad()
     def write(self, tensor: Tensor, values: Tensor) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from avalanche_amnesia.unit_graph import masking
 from avalanche_amnesia.unit_graph.graph import OpenEntries
-from avalanche_amnesia.unit_graph.masking import LayerMasks, over_open
+from avalanche_amnesia.unit_graph.masking import LayerMasks, run_open_units
 
 LAYERS = {
     "linear 100-64, 64 samples": ((64, 100), (64, 100)),
@@ -59,7 +59,7 @@ def ratio(layer: str, share: float, rounds: int) -> tuple[float, float]:
     with mock.patch.object(masking, "WORTH_IT", 0):
         for _ in range(rounds):
             whole = seconds(lambda x, w: over_all(x, w, None, *options), x, weight)
-            found.append(seconds(lambda x, w: over_open(masks, "w", x, w, None, *options), x, weight) / whole)
+            found.append(seconds(lambda x, w: run_open_units(masks, "w", x, w, None, *options), x, weight) / whole)
     return median(found), (1 - share**2) * weight.numel() * (x.numel() // of_input[1])
 
 

@@ -6,7 +6,7 @@
 One and two processes train the same two tasks in turn, with one core per process. Times are wall-clock times of the
 second task's steps, medians over rounds. If other jobs run on the machine, only the columns with CPU times are
 meaningful. The bound is the speed-up of two independent processes that each train on half of the mini-batch; no
-data-parallel training can be faster. The time of the reduction is the time in `summed`, which includes waiting for the
+data-parallel training can be faster. The time of the reduction is the time in `sum_all`, which includes waiting for the
 slower process.
 """
 
@@ -53,16 +53,16 @@ def measured(name: str, method: str, steps: int, batch: int) -> dict[str, float]
     torch.manual_seed(0)
     x, y = torch.randn(2 * steps * batch, *network.input_shape), torch.arange(2 * steps * batch) % 20
     clock, spent, sent = Clock(), [], []
-    summed = data_parallel.summed
+    sum_all = data_parallel.sum_all
 
     def timed(values: torch.Tensor) -> torch.Tensor:
         began = time.perf_counter()
-        summed(values)
+        sum_all(values)
         spent.append(time.perf_counter() - began)
         sent.append(len(values))
         return values
 
-    data_parallel.summed = timed
+    data_parallel.sum_all = timed
     strategy = CONTESTANTS[method](network, "adam", train_mb_size=batch, train_epochs=1, plugins=[clock], seed=0)
     for experience in task_benchmark((x, y), (x[:40], y[:40]), [list(range(10)), list(range(10, 20))]).train_stream:
         spent.clear()

@@ -29,13 +29,13 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import References, floor_ratio, jsd, trajectory_bytes
 from avalanche_amnesia.evaluation.functional import accuracy
-from avalanche_amnesia.evaluation.probes import features_of, take_probe
+from avalanche_amnesia.evaluation.probes import copy_probe, features_of
 from avalanche_amnesia.evaluation.resolution import distance_in_words, two_digits
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.logistic import fit_head
 from experiments.scaled_updates import ScaledUpdatesPlugin
 
@@ -127,7 +127,7 @@ class Laboratory:
         return self._references[key]
 
     def accuracy(self, model, tasks):
-        with evaluating(model):
+        with evaluation_mode(model):
             return mean(accuracy(model(self.test[task][0], task), self.test[task][1]) for task in tasks)
 
     def accuracy_refitted(self, model, tasks):
@@ -148,7 +148,7 @@ class Laboratory:
             task = experience.task_label
             strategy.train(experience)
             if task in REQUESTS:
-                probes |= {gone: take_probe(model, gone) for gone in REQUESTS[task]}
+                probes |= {gone: copy_probe(model, gone) for gone in REQUESTS[task]}
                 strategy.unlearn(REQUESTS[task])
                 remaining = plugin.ledger.remaining
                 full = self.accuracy(references.full(task + 1), remaining)

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.task_faults import input_of
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masking import LayerMasks
 from avalanche_amnesia.unit_graph.values import ALWAYS
@@ -33,7 +33,7 @@ def input_gradient(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tenso
     between = {name for name, factors in model.graph.factors.items() if len(factors) > 1}
     weights = {name: p for name, p in model.backbone.named_parameters() if name in between and p.requires_grad}
     sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    with evaluating(model), torch.enable_grad():
+    with evaluation_mode(model), torch.enable_grad():
         for part, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
             logits = model(input_of(model, part), task)
             loss = cross_entropy(logits, labels.to(logits.device))
@@ -55,7 +55,7 @@ def output_contribution(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> 
     draw = torch.Generator().manual_seed(derive_seed(0, "output contribution", task))
     total = torch.zeros(model.n_units)
     mask, parts = model.binary_mask(task).float(), model.task_parts(task)
-    with evaluating(model), torch.enable_grad():
+    with evaluation_mode(model), torch.enable_grad():
         for part in x.split(BATCH):
             gates = {name: gate.detach().requires_grad_() for name, gate in model.by_layer(mask).items()}
             features = model.backbone(input_of(model, part), parts, LayerMasks(gates))

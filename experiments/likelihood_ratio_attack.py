@@ -16,7 +16,7 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.contrib.metrics.membership import membership_auc
 from avalanche_amnesia.evaluation.bases import by_task_label
-from avalanche_amnesia.evaluation.probes import Probe, features_of, take_probe
+from avalanche_amnesia.evaluation.probes import Probe, copy_probe, features_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -230,7 +230,7 @@ def likelihood_ratio_audit(
     for seed in seeds:
         strategy = make_strategy(seed)
         strategy.train(stream)
-        model, probe = strategy.model, take_probe(strategy.model, task)
+        model, probe = strategy.model, copy_probe(strategy.model, task)
         read["untouched"].append(margins(model, probe, x, y, task))
         if samples is None:
             strategy.unlearn([task])

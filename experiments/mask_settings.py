@@ -22,7 +22,7 @@ from avalanche_amnesia.contrib.streams import PermutedMNIST, SplitMNIST
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 
 STREAMS = {
     "permuted MNIST": (PermutedMNIST, {"n_train": 6000, "n_test": 5000}, {"train_mb_size": 128, "train_epochs": 2}),
@@ -51,7 +51,7 @@ def accuracies(model, benchmark, tasks):
     for experience in benchmark.test_stream:
         if experience.task_label in tasks:
             x, y = task_data(experience)
-            with evaluating(model):
+            with evaluation_mode(model):
                 found.append(accuracy(model(x, experience.task_label), y))
     return found
 

@@ -14,9 +14,9 @@ from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.families import Images, stratified
+from avalanche_amnesia.benchmarks.families import Images, stratified_positions
 from avalanche_amnesia.benchmarks.tasks import task_benchmark
-from avalanche_amnesia.contrib.streams.image_sets import Standardise, data_root, missing
+from avalanche_amnesia.contrib.streams.image_sets import Standardise, data_root, missing_data
 
 Alphabets = Literal["small", "background"]
 SMALL = tuple(Path("omniglot-small") / f"images_background_small{number}.zip" for number in (1, 2))
@@ -62,7 +62,7 @@ def by_alphabet(images: Images, n_tasks: int | None = None) -> CLScenario:
     if n_tasks is not None and not 1 <= checks.whole_number("n_tasks", n_tasks) <= len(classes):
         raise ValueError(f"n_tasks={n_tasks}: there are {len(classes)} alphabets; give 1 to {len(classes)}")
     classes = classes[:n_tasks]
-    return task_benchmark(images.train, images.test, classes, transforms=[images.around(None)] * len(classes))
+    return task_benchmark(images.train, images.test, classes, transforms=[images.wrap_transform(None)] * len(classes))
 
 
 @cache
@@ -70,7 +70,7 @@ def omniglot(root: Path, alphabets: Alphabets = "small") -> Images:
     """Return training and test drawings; the class number is 100 · alphabet + character, in alphabetical order."""
     x, y = _drawings(root, alphabets)
     learned = torch.zeros(len(y), dtype=torch.bool)
-    learned[stratified(y, 14 * len(y) // 20, 0, "train")] = True  # the same for all seeds
+    learned[stratified_positions(y, 14 * len(y) // 20, 0, "train")] = True  # the same for all seeds
     return Images((x[learned], y[learned]), (x[~learned], y[~learned]), before=(Standardise(0, 255),))
 
 
@@ -91,13 +91,13 @@ def _files(root: Path, alphabets: Alphabets) -> Iterator[tuple[str, str, bytes]]
     """Yield (alphabet, character, content of the image file) for every drawing, in alphabetical order."""
     if alphabets == "background":
         if not (root / BACKGROUND).is_dir():
-            raise missing("Omniglot", f"{BACKGROUND}/", root)
+            raise missing_data("Omniglot", f"{BACKGROUND}/", root)
         for file in sorted((root / BACKGROUND).glob("*/*/*.png")):
             yield file.parts[-3], file.parts[-2], file.read_bytes()
         return
     absent = [str(file) for file in SMALL if not (root / file).is_file()]
     if absent:
-        raise missing("Omniglot", " and ".join(absent), root, downloads=False)
+        raise missing_data("Omniglot", " and ".join(absent), root, downloads=False)
     drawings: dict[str, bytes] = {}  # both files contain two alphabets; duplicates would leak test images
     for packed in SMALL:
         with zipfile.ZipFile(root / packed) as archive:

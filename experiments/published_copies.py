@@ -31,7 +31,7 @@ from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
-from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
+from avalanche_amnesia.trajectory.undo_log import entries_from_state, entries_state
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.graph import ALWAYS
 from experiments.streams import accuracy_on
@@ -53,10 +53,11 @@ class JointShadow(Shadow):
         logits: Tensor = self.model.head(self.task)(features)
         return logits
 
-    def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
+    def learned_change(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
         """Return parameter name → the shadow's values at entries of its region that are True in ``use``."""
         return {
-            name: SparseValues.of(self._values[name].data, inside & use[name]) for name, inside in self.region.items()
+            name: SparseValues.select(self._values[name].data, inside & use[name])
+            for name, inside in self.region.items()
         }
 
 
@@ -95,7 +96,7 @@ class PublishedCopies(BackupPlugin):
         """Load a state that :meth:`state` returned."""
         kept, placed = checked(state, kept=dict, placed=dict)
         super().load_state({"kept": kept})
-        self.placed = {task: entries_from(values) for task, values in placed.items()}
+        self.placed = {task: entries_from_state(values) for task, values in placed.items()}
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: check the other plugins, and that all backbone modules can draw new weights."""
@@ -113,11 +114,11 @@ class PublishedCopies(BackupPlugin):
         _, recorder = method_plugins(strategy, "PublishedCopies()")
         super().begin(strategy, task, recorder.trajectory.tasks)
 
-    def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
+    def _entries_to_train(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
         earlier = tasks[: tasks.index(other)] if self.scope == "unit" else ()
         return units_used(model, [*earlier, other])
 
-    def _start_values(
+    def _initial_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         return fresh_weights(model.backbone, derive_seed(self.seed, "shadow", task, other))
@@ -145,11 +146,11 @@ class PublishedCopies(BackupPlugin):
         The tensors have the parameter's shape. Two are bool: the entries with values of the task's copies, and the
         entries overwritten by another task's copies. The third contains the values of the former, and 0 elsewhere.
         """
-        newest = self._newest(tasks, gone)
+        newest = self._newest_updates(tasks, gone)
         for task in tasks:
             if task in gone:
                 continue
-            asked, old, new = self._learned(task, gone), self.placed.get(task, {}), newest.get(task, {})
+            asked, old, new = self._updates_without(task, gone), self.placed.get(task, {}), newest.get(task, {})
             for name in sorted({*asked, *old}):
                 like = asked[name] if name in asked else old[name]
                 values, stands = torch.zeros(like.shape, dtype=like.dtype), torch.zeros(like.shape, dtype=torch.bool)
@@ -166,7 +167,7 @@ class PublishedCopies(BackupPlugin):
         placed: dict[int, dict[str, SparseValues]] = {}
         for task, name, stands, _, values in self._standing(tuple(self.kept), gone):
             if bool(stands.any()):
-                placed.setdefault(task, {})[name] = SparseValues.of(values, stands)
+                placed.setdefault(task, {})[name] = SparseValues.select(values, stands)
         change.keep(self, "placed")
         self.placed = placed
         return super().compensate(model, gone, removal, change)

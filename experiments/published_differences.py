@@ -31,7 +31,7 @@ from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin, Sa
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows.shadow import entries_in_use
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.multi_head import backbone_entries
 from avalanche_amnesia.seeding import derive_seed, seed_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule, AmnesiacHAT, HardAttention
@@ -39,7 +39,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.training.task_in_training import TaskSnapshot
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from experiments.published_copies import PublishedCopies, Scope
 from experiments.streams import STREAMS, accuracy_on
 
@@ -90,7 +90,7 @@ class AuthorsMemory(TaskMemory):
     def store(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing at a task's end: :class:`AuthorsReplay` draws the samples during training."""
 
-    def renew(self, *args: Any, **kwargs: Any) -> None:
+    def refresh_logits(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the stored logits stay unchanged."""
 
 
@@ -143,7 +143,7 @@ class AuthorsRepair(RepairPlugin):
         """After a task's training: store the entries that the task uses, and copy the optimizer's state."""
         task, state = int(strategy.experience.task_label), strategy.optimizer.state
         self._used[task] = entries_in_use(strategy.model, task)
-        named = inside_backbone(dict(strategy.model.named_parameters()))
+        named = backbone_entries(dict(strategy.model.named_parameters()))
         self._state = {name: copy.deepcopy(state[parameter]) for name, parameter in named.items() if parameter in state}
 
     def repair(self, model: Any, optimizer: Any, tasks: Any, compensated: Any, free: Mapping[str, Tensor]) -> int:
@@ -161,7 +161,7 @@ class AuthorsRepair(RepairPlugin):
         places = [(task, at) for task, samples in held.items() for at in range(len(samples))]
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", *tasks))
         size = STREAM.training["train_mb_size"]
-        with evaluating(model), torch.enable_grad():
+        with evaluation_mode(model), torch.enable_grad():
             for _ in range(self.steps):
                 drawn: dict[int, list[int]] = {}
                 for place in torch.randint(len(places), (size,), generator=generator).tolist():
@@ -189,10 +189,10 @@ class AuthorsCopies(PublishedCopies):
         self.begin_at, self.alias = begin_at, alias
         self._head: dict[int, list[Tensor]] = {}
 
-    def _start_values(self, model: Any, trajectory: Any, task: int, other: int, values: Any) -> dict[str, Tensor]:
+    def _initial_values(self, model: Any, trajectory: Any, task: int, other: int, values: Any) -> dict[str, Tensor]:
         if self.begin_at == "before":
-            return inside_backbone(trajectory.values_before(other, values))
-        return super()._start_values(model, trajectory, task, other, values)
+            return backbone_entries(trajectory.values_before(other, values))
+        return super()._initial_values(model, trajectory, task, other, values)
 
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Before a task's training: create the copies, and copy the initial head of ``task``."""

@@ -10,13 +10,13 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.shadows.shadow import entries_in_use, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.multi_head import backbone_entries
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
-from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
+from avalanche_amnesia.trajectory.undo_log import entries_from_state, entries_state
 from avalanche_amnesia.transaction import Transaction
 
 Scaling = Literal["rate", "draft"]
@@ -64,7 +64,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
     def load_state(self, state: Any) -> None:
         """Load a state that :meth:`state` returned."""
         rates, alpha = checked(state, rates=dict, alpha=float)
-        self.rates, self._alpha = {task: entries_from(of_task) for task, of_task in rates.items()}, alpha
+        self.rates, self._alpha = {task: entries_from_state(of_task) for task, of_task in rates.items()}, alpha
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: check that the model is a MaskedModel and that the required plugins are present."""
@@ -76,7 +76,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         masking, _ = method_plugins(strategy, "ScaledUpdatesPlugin('rate')")
         use = masking.task_use(masking.model_of(strategy))
         self._damped = {
-            name: SparseValues.of((1 - masking.rule.expected_share(use, name)).half(), covered > 0)
+            name: SparseValues.select((1 - masking.rule.expected_share(use, name)).half(), covered > 0)
             for name, covered in use.covered.items()
         }
         self._alpha = float(getattr(masking.rule, "alpha", 1.0)) if self.alpha is None else self.alpha
@@ -84,8 +84,8 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """After a task's training: keep the adjustment rates only of entries that the task changed."""
         _, recorder = method_plugins(strategy, "ScaledUpdatesPlugin('rate')")
-        moved = inside_backbone(recorder.trajectory.moved(task))
-        kept = {n: rates.restricted(moved[n].reshape(-1)) for n, rates in self._damped.items() if n in moved}
+        moved = backbone_entries(recorder.trajectory.moved(task))
+        kept = {n: rates.restrict(moved[n].reshape(-1)) for n, rates in self._damped.items() if n in moved}
         self.rates[task] = {name: rates for name, rates in kept.items() if len(rates.low)}
         self._damped = {}
 
@@ -115,10 +115,10 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
             for name, rates in self.rates.get(task, {}).items():
                 where = rates.where & orphaned.get(name, torch.zeros_like(rates.where))
                 if bool(where.any()):
-                    inverse = 1 / rates.restricted(where.reshape(-1)).values.double()
+                    inverse = 1 / rates.restrict(where.reshape(-1)).values.double()
                     factor = self._alpha if self.by == "draft" else inverse
                     result.setdefault(task, {})[f"backbone.{name}"] = Revision(where, factor=factor)
-            moved = inside_backbone(trajectory.moved(task))
+            moved = backbone_entries(trajectory.moved(task))
             orphaned = {name: where & ~moved[name] if name in moved else where for name, where in orphaned.items()}
         return result
 

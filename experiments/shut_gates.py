@@ -17,12 +17,12 @@ import torch
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
+from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified_positions
 from avalanche_amnesia.contrib.streams.image_sets import Standardise, load, rotated
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel, gate
 from avalanche_amnesia.training import HAT, AmnesiacHAT, HardAttention
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 
 SHUT = [0.0, 1e-15, 1e-12, 1e-8, 1e-6]
 STREAMS = {
@@ -40,8 +40,8 @@ OUTPUT = Path("experiments/results/shut_gates")
 def make_benchmark(stream, seed, root):
     data, n_train, tasks = STREAMS[stream]
     x, y = load(data, root, False)[0]
-    chosen = stratified(y, n_train + 2000, seed, "shut gates")
-    validating = chosen[stratified(y[chosen], 2000, seed, "validation")]
+    chosen = stratified_positions(y, n_train + 2000, seed, "shut gates")
+    validating = chosen[stratified_positions(y[chosen], 2000, seed, "validation")]
     training = chosen[~torch.isin(chosen, validating)]
     images = Images((x[training], y[training]), (x[validating], y[validating]), before=(Standardise(0, 255),))
     return tasks(replace(images, after=(Standardise(0.2, 0.33),)), seed)
@@ -60,7 +60,7 @@ def run(stream, method, shut, seed, root):
     found = []
     for experience in benchmark.test_stream:
         x, y = task_data(experience)
-        with evaluating(model):
+        with evaluation_mode(model):
             found.append(accuracy(model(x, experience.task_label), y))
     return mean(found)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
+from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified_positions
 from avalanche_amnesia.contrib.streams import CharacterNet, SmallConvNet
 from avalanche_amnesia.contrib.streams.image_sets import (
     JPEG,
@@ -27,7 +27,7 @@ from avalanche_amnesia.contrib.streams.image_sets import (
 from avalanche_amnesia.contrib.streams.scenarios import published
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from experiments.glyphs import GlyphNet, glyphs, held_out_fonts
 from experiments.omniglot import by_alphabet, omniglot
 
@@ -94,7 +94,7 @@ def accuracy_on(model: nn.Module, experience: CLExperience) -> float:
     """Return the accuracy of a model on an experience, in [0, 1]."""
     device = next(model.parameters()).device
     x, y = (part.to(device) for part in task_data(experience))
-    with evaluating(model):
+    with evaluation_mode(model):
         return accuracy(torch.cat([model(part, experience.task_label) for part in x.split(1000)]), y)
 
 
@@ -102,7 +102,7 @@ def held_out(images: Images) -> Images:
     """Return the training images only, with a sixth of every class held out as test images."""
     x, y = images.train
     out = torch.zeros(len(y), dtype=torch.bool)
-    out[stratified(y, len(y) // 6, 0, "validation")] = True
+    out[stratified_positions(y, len(y) // 6, 0, "validation")] = True
     return replace(images, train=(x[~out], y[~out]), test=(x[out], y[out]))
 
 

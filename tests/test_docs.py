@@ -33,7 +33,7 @@ models.resnet18 = lambda: models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1])
 NOTEBOOK_ENDS = "exact\nall bits equal: True"
 PRINTS = {
     "getting_started.md": ["torch.Size([16])", "approximate"],
-    "forgetting.md": ["exact", "task 2 was trained beside task 1"],
+    "forgetting.md": ["exact", "task 2 may have learned from task 1"],
     "compliance.md": ["exact"],
     "pretrained.md": ["claim        exact"],
     "first_request.ipynb": [NOTEBOOK_ENDS],

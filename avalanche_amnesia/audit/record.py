@@ -12,11 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from avalanche_amnesia.audit.signing import SigningError, signature_of, signed_by
+from avalanche_amnesia.audit.signing import SigningError, signature_of, verifier_of
 from avalanche_amnesia.audit.words import plan_in_words, record_in_words
 from avalanche_amnesia.checks import json_of
-from avalanche_amnesia.saving.files import replace_file, writing
-from avalanche_amnesia.saving.typed import typed
+from avalanche_amnesia.saving.files import explain_errors, replace_file
+from avalanche_amnesia.saving.typed import to_type
 
 NOT_OBEYED = "obey=False: requests are only entered into the ledger"
 """Reason in the plans of a control strategy (``obey=False``), which unlearns nothing."""
@@ -277,7 +277,7 @@ class UnlearningRecord:
 
     def save(self, path: str | Path) -> None:
         """Write the record to a JSON file, completely or not at all; an OSError names the remedy."""
-        with writing(Path(path)):
+        with explain_errors(Path(path)):
             replace_file(Path(path), (self.to_json() + "\n").encode())
 
     @classmethod
@@ -291,7 +291,7 @@ class UnlearningRecord:
             data = json_of(text)
             if isinstance(data, dict) and {"record", "signature"} <= data.keys():
                 data = data["record"]
-            record: UnlearningRecord = typed(cls, data, cls.__name__)
+            record: UnlearningRecord = to_type(cls, data, cls.__name__)
             return record
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecordError(
@@ -332,7 +332,7 @@ def verify(document: str, public_key: Any) -> UnlearningRecord:
     Raises:
         SigningError: if the document is not signed, or was changed, or was signed with another key.
     """
-    check = signed_by(public_key)
+    check = verifier_of(public_key)
     try:
         data = json_of(document)
         record = dict(data["record"])

@@ -14,23 +14,23 @@ class SigningError(ValueError):
 
 def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
     """Sign values as UTF-8 JSON with sorted keys, no spaces; return a dict of algorithm, public key and signature."""
-    key = key_of(private_key, "private")
-    _, serialization, _ = _cryptography()
+    key = as_key(private_key, "private")
+    _, serialization, _ = _import_parts()
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    signature = base64.b64encode(key.sign(_canonical(values))).decode()
+    signature = base64.b64encode(key.sign(_canonical_json(values))).decode()
     return {"algorithm": _ALGORITHM, "public_key": base64.b64encode(raw).decode(), "signature": signature}
 
 
-def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
+def verifier_of(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
     """Return a function (values, signature) that raises SigningError unless ``public_key`` verifies the signature."""
-    key = key_of(public_key, "public")
-    _, _, invalid_signature = _cryptography()
+    key = as_key(public_key, "public")
+    _, _, invalid_signature = _import_parts()
 
     def check(values: Mapping[str, Any], signature: Any) -> None:
         if signature is None:
             raise SigningError("it is not signed: sign it where it is written, or ask for no signature")
         try:
-            key.verify(base64.b64decode(signature["signature"], validate=True), _canonical(values))
+            key.verify(base64.b64decode(signature["signature"], validate=True), _canonical_json(values))
         except (ValueError, TypeError, KeyError) as error:
             raise SigningError(f"its signature is none ({type(error).__name__}: {error})") from error
         except invalid_signature:
@@ -41,13 +41,13 @@ def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
     return check
 
 
-def _canonical(record: Mapping[str, Any]) -> bytes:
+def _canonical_json(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
 
 
-def key_of(given: Any, side: Literal["private", "public"]) -> Any:
+def as_key(given: Any, side: Literal["private", "public"]) -> Any:
     """Convert 32 raw bytes or PEM bytes to a key object (key objects stay); raise SigningError for another value."""
-    ed25519, serialization, _ = _cryptography()
+    ed25519, serialization, _ = _import_parts()
     kind = getattr(ed25519, f"Ed25519{side.capitalize()}Key")
     if isinstance(given, kind):
         return given
@@ -70,7 +70,7 @@ def key_of(given: Any, side: Literal["private", "public"]) -> Any:
     )
 
 
-def _cryptography() -> tuple[Any, Any, type[Exception]]:
+def _import_parts() -> tuple[Any, Any, type[Exception]]:
     """Import and return the required parts of the optional package ``cryptography``; SigningError if it is missing."""
     try:
         from cryptography.exceptions import InvalidSignature

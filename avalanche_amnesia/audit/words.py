@@ -17,17 +17,17 @@ _INDENT = 15
 
 def plan_in_words(plan: UnlearningPlan) -> str:
     """Return a summary of a plan, at most 60 columns wide."""
-    rows = [*_of_plan(plan), *_claim(plan, "will be")]
-    return _written(f"Plan: unlearn {gone_in_words(plan)} ({plan.event})", rows)
+    rows = [*_plan_rows(plan), *_claim_rows(plan, "will be")]
+    return _summary(f"Plan: unlearn {data_in_words(plan)} ({plan.event})", rows)
 
 
 def record_in_words(record: UnlearningRecord) -> str:
     """Return a summary of a record, at most 60 columns wide."""
-    rows = [*_of_plan(record.plan), ("remaining", _numbers(record.remaining) or "no task")]
+    rows = [*_plan_rows(record.plan), ("remaining", _numbers(record.remaining) or "no task")]
     rows += [("cleaned", line) for line in record.purged]
-    rows += [*(_claim(record.plan, "is") if not record.proved else ()), *_proof(record)]
+    rows += [*(_claim_rows(record.plan, "is") if not record.proved else ()), *_proof_rows(record)]
     rows += [("took", seconds_in_words(record.seconds))]
-    return _written(f"Unlearned {gone_in_words(record.plan)} ({record.plan.event})", rows)
+    return _summary(f"Unlearned {data_in_words(record.plan)} ({record.plan.event})", rows)
 
 
 def tasks_in_words(tasks: Collection[int]) -> str:
@@ -35,7 +35,7 @@ def tasks_in_words(tasks: Collection[int]) -> str:
     return f"task {next(iter(tasks))}" if len(tasks) == 1 else f"tasks {_numbers(tasks)}"
 
 
-def gone_in_words(plan: UnlearningPlan) -> str:
+def data_in_words(plan: UnlearningPlan) -> str:
     """Return the unlearned tasks or samples as text: ``tasks 0, 2``, or ``12 samples of task 2 (all of classes 1)``."""
     if plan.task is None:
         return tasks_in_words(plan.tasks)
@@ -49,8 +49,8 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
 
     ``state`` is the directory of the new state, ``before`` that of the old state; equal if the state was replaced.
     """
-    plan, gone = record.plan, gone_in_words(record.plan)
-    told = [f"{gone[0].upper()}{gone[1:]} went out of {state}."]
+    plan, removed = record.plan, data_in_words(record.plan)
+    told = [f"{removed[0].upper()}{removed[1:]}: removed from {state}."]
     if plan.claim == "exact":
         told.append("It equals, bit for bit, a state that never had any of it (exact).")
     elif plan.claim == "conditional":
@@ -62,9 +62,9 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
         told.append("That it equals a state which never had any of it is not proven (approximate): see the reasons.")
     if plan.shared:
         entries = sum(shared.entries for shared in plan.shared.values())
-        told.append(f"{entries:,} weights that it trained stay, as remaining tasks use them.")
+        told.append(f"{entries:,} weights that it trained are unchanged, as remaining tasks use them.")
     if state != before:
-        told.append(f"{before} is as it was and still holds all of it: delete it.")
+        told.append(f"{before} is unchanged and still contains all of it: delete it.")
     told.append("Other copies were not touched.")
     return told
 
@@ -76,12 +76,12 @@ def seconds_in_words(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
-def wrapped(text: str) -> list[str]:
+def wrap(text: str) -> list[str]:
     """Return a text as lines of at most 60 columns; all but the first are indented, and a long path is not broken."""
     return textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-def _of_plan(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
+def _plan_rows(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
     entries = sum(plan.entries.values())
     if entries:
         yield "taken out", f"{entries:,} entries of {len(plan.entries)} shared tensors"
@@ -100,12 +100,12 @@ def _of_plan(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
         yield "not cleaned", ", ".join(plan.unpurged)
 
 
-def _claim(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
+def _claim_rows(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
     if plan.claim == "exact":
-        gone = gone_in_words(plan)
-        yield "claim", f"exact: the state {verb} that of a run which never saw {gone}, bit for bit"
+        removed = data_in_words(plan)
+        yield "claim", f"exact: the state {verb} that of a run which never saw {removed}, bit for bit"
     elif plan.claim == "conditional":
-        yield "claim", f"exact if repeatable: the state {verb} that of a run which never saw {gone_in_words(plan)} if"
+        yield "claim", f"exact if repeatable: the state {verb} that of a run which never saw {data_in_words(plan)} if"
         yield from (("", f"- {part}") for part in plan.rests_on)
         yield "", "depend on nothing but their inputs and the random streams"
     else:
@@ -113,7 +113,7 @@ def _claim(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
         yield from (("", f"- {reason}") for reason in plan.reasons)
 
 
-def _proof(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
+def _proof_rows(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
     proof = record.proof
     if proof is not None:
         which = tasks_in_words(proof.tasks) if proof.tasks else "a new model"
@@ -131,7 +131,7 @@ def _numbers(tasks: Collection[int]) -> str:
     return ", ".join(map(str, tasks))
 
 
-def _written(title: str, rows: Sequence[tuple[str, str]]) -> str:
+def _summary(title: str, rows: Sequence[tuple[str, str]]) -> str:
     lines, last = [title], None
     for label, text in rows:
         shown = "" if label == last else label

@@ -51,20 +51,20 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return len(self.targets)
 
     def __getitem__(self, item: int) -> tuple[Tensor, int]:
-        return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
+        return self._transform(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (x, y) at ``where`` (None: all samples): x float32 or int64 (n, ...), y int64 (n,). Not cached."""
-        some = self if where is None else self.part(where.tolist())
-        parts = [self._prepared(self.base.index_select(0, part)) for part in some.index.split(_AT_A_TIME)]
+        some = self if where is None else self.subset(where.tolist())
+        parts = [self._transform(self.base.index_select(0, part)) for part in some.index.split(_AT_A_TIME)]
         return torch.cat(parts), torch.tensor(some.targets, dtype=torch.int64)
 
-    def part(self, where: Sequence[int]) -> "TensorTask":
+    def subset(self, where: Sequence[int]) -> "TensorTask":
         """Return a view of the samples at positions ``where``."""
         index = self.index[torch.tensor(list(where), dtype=torch.int64)]
         return TensorTask(self.base, index, [self.targets[i] for i in where], self.transform)
 
-    def alone(self, where: Sequence[int]) -> "TensorTask":
+    def copy_subset(self, where: Sequence[int]) -> "TensorTask":
         """Return the samples at positions ``where`` as a data set with its own base tensor."""
         rows = self.base[self.index[torch.tensor(list(where), dtype=torch.int64)]]
         return TensorTask(rows, torch.arange(len(rows)), [self.targets[i] for i in where], self.transform)
@@ -72,15 +72,15 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
     def __getstate__(self) -> dict[str, Any]:
         if len(self.index) == len(self.base):  # a base of only these samples, which other tasks may share
             return self.__dict__
-        return vars(self.alone(range(len(self))))
+        return vars(self.copy_subset(range(len(self))))
 
-    def not_finite(self) -> Tensor:
+    def nonfinite_positions(self) -> Tensor:
         """Return the positions of samples with NaN or infinity before the transform, int64 (n,)."""
         parts = self.index.split(1024)  # a copy of each part at a time: tasks may be large
         finite = [_finite_rows(self.base.index_select(0, part)[:, None].flatten(1)) for part in parts]
         return (~torch.cat(finite)).nonzero()[:, 0]
 
-    def _prepared(self, x: Tensor) -> Tensor:
+    def _transform(self, x: Tensor) -> Tensor:
         if x.dtype != torch.int64:  # whole numbers are indices (tokens, columns of a table), which a float is not
             x = x.float()
         made = x if self.transform is None else self.transform(x)
@@ -109,18 +109,18 @@ class LazyTask(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, item: int) -> tuple[Any, int]:
         given = self.base[self.index[item]]
-        x, _ = parted(given)
+        x, _ = split_item(given)
         if isinstance(given, Mapping) and hasattr(self.base, "collate_fn"):  # which takes its own items
             x = {**given, label_name(given): self.targets[item]}
         return x, self.targets[item]
 
-    def collated(self, items: list[Any]) -> list[Any]:
+    def collate(self, items: list[Any]) -> list[Any]:
         """Return items as a mini-batch [inputs, labels, …], with the values that Avalanche appends to each item."""
         own = getattr(self.base, "collate_fn", None)
         if own is None:
-            return unpacked(default_collate(items))
+            return unpack_batch(default_collate(items))
         try:
-            x, y = unpacked(own([x if isinstance(x, Mapping) else (x, y) for x, y, *_ in items]))[:2]
+            x, y = unpack_batch(own([x if isinstance(x, Mapping) else (x, y) for x, y, *_ in items]))[:2]
         except Exception as error:  # user code can raise anything
             raise TaskError(
                 f"the data set's collate_fn failed ({type(error).__name__}: {error}): it gets a list of the data set's "
@@ -128,7 +128,7 @@ class LazyTask(Dataset[tuple[Any, int]]):
             ) from error
         return [x, torch.as_tensor(y), *default_collate([rest for _, _, *rest in items])]
 
-    def part(self, where: Sequence[int]) -> "LazyTask":
+    def subset(self, where: Sequence[int]) -> "LazyTask":
         """Return a view of the samples at positions ``where``."""
         return LazyTask(self.base, [self.index[i] for i in where], [self.targets[i] for i in where])
 
@@ -143,7 +143,7 @@ def task_data(experience: Any, index: Tensor | None = None, *, training: bool = 
         data = data.subset(index.tolist())
     # A loader draws a seed for its workers even where it has none; a generator of its own takes that draw.
     loader = DataLoader(data, batch_size=256, generator=torch.Generator(), collate_fn=data.collate_fn)
-    batches = [unpacked(batch) for batch in loader]
+    batches = [unpack_batch(batch) for batch in loader]
     x = tree_map(lambda *parts: torch.cat(parts), *(batch[0] for batch in batches))  # a tensor, or several by name
     return x, torch.cat([batch[1] for batch in batches])
 
@@ -154,7 +154,7 @@ _TASK = "targets_task_labels"
 _LABELS = ("label", "labels", "target", "targets", "y")
 
 
-def parted(item: Any) -> tuple[Any, Any]:
+def split_item(item: Any) -> tuple[Any, Any]:
     """Split a data set's item, or a mini-batch, into input and label; raise TaskError for an unknown format."""
     if isinstance(item, Mapping):
         name = label_name(item)
@@ -176,10 +176,10 @@ def label_name(item: Mapping[str, Any]) -> str | None:
     return next((name for name in _LABELS if name in item), None)
 
 
-def unpacked(batch: Any) -> list[Any]:
+def unpack_batch(batch: Any) -> list[Any]:
     """Return a mini-batch as a list: inputs (a mapping becomes ``NamedTensors``), labels and all further values."""
     if isinstance(batch, Mapping):
-        batch = [*parted(batch), *([batch[_TASK]] if _TASK in batch else [])]
+        batch = [*split_item(batch), *([batch[_TASK]] if _TASK in batch else [])]
     x, *rest = batch
     return [NamedTensors(x) if isinstance(x, Mapping) and not isinstance(x, NamedTensors) else x, *rest]
 
@@ -199,13 +199,13 @@ def labels_fingerprint(experience: Any, before: str = "") -> str:
     return digest.hexdigest()
 
 
-def of_whole(experience: Any, name: str, default: Any) -> Any:
+def attribute_of(experience: Any, name: str, default: Any) -> Any:
     """Return the attribute ``name`` of an experience, else of the experience it was split from, else ``default``."""
     origin: Any = vars(experience).get("origin_experience")  # hidden from trainings, in a wrapper
     return getattr(experience, name, getattr(getattr(origin, "value", origin), name, default))
 
 
-def difference_of_data(ours: Any, theirs: Any) -> str | None:
+def data_difference(ours: Any, theirs: Any) -> str | None:
     """Return the difference of two experiences' training data as text, or None if all compared values are equal.
 
     Compared are all labels, and a few evenly spread samples with evaluation transforms. Random transforms get the same
@@ -284,22 +284,22 @@ def refuse_incremental(experience: Any) -> None:
     for other in stream if requested or min(counts.values()) > 1 else ():
         label, gone = single_task(other), {t for request in getattr(other, "requests", ()) for t in request.gone}
         if label in remaining - gone:
-            raise TaskError(f"task {label}: {_of_several(counts[label])}")
+            raise TaskError(f"task {label}: {_many_parts_error(counts[label])}")
         remaining = (remaining | {label}) - gone
 
 
-def why_trained(experience: Any) -> str:
+def repeat_error(experience: Any) -> str:
     """Return the error text, with the remedy, for training a remaining task for a second time."""
     refuse_part(experience)
     task = single_task(experience)
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])
     return (
         f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own"
-        + (f". {_of_several(n)}" if n > 1 else f", task_benchmark(…, first_task={task + 1})")
+        + (f". {_many_parts_error(n)}" if n > 1 else f", task_benchmark(…, first_task={task + 1})")
     )
 
 
-def _of_several(n: int) -> str:
+def _many_parts_error(n: int) -> str:
     return (
         f"{n} experiences of this stream have that task label, as in a class- or domain-incremental stream. "
         f"{HOW_TO_LABEL}. Train parts of one task as one: put AvalancheDataset([e.dataset for e in parts]) into "

@@ -7,7 +7,7 @@ import torch
 from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
+from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified_positions
 
 N_TEST = 360
 
@@ -72,5 +72,5 @@ def digits(seed: int) -> Images:
     """Return the digits with a stratified train/test split drawn by ``seed``."""
     x, y = _all_digits()
     in_test = torch.zeros(len(y), dtype=torch.bool)
-    in_test[stratified(y, N_TEST, seed, "test split")] = True
+    in_test[stratified_positions(y, N_TEST, seed, "test split")] = True
     return Images((x[~in_test], y[~in_test]), (x[in_test], y[in_test]))

@@ -41,11 +41,11 @@ class Images:
         """Return stratified subsets of ``n_train`` and ``n_test`` images (None: all), drawn by ``seed``."""
         return replace(
             self,
-            train=_kept(self.train, n_train, seed, "n_train"),
-            test=_kept(self.test, n_test, seed, "n_test"),
+            train=_draw_subset(self.train, n_train, seed, "n_train"),
+            test=_draw_subset(self.test, n_test, seed, "n_test"),
         )
 
-    def around(self, change: BatchTransform | None) -> BatchTransform | None:
+    def wrap_transform(self, change: BatchTransform | None) -> BatchTransform | None:
         """Chain ``before``, a task's own transform ``change``, and ``after``; return None if there is no transform."""
         steps = self.before + (() if change is None else (change,)) + self.after
         return Chain(steps) if steps else None
@@ -63,7 +63,7 @@ def split(images: Images, n_tasks: int, class_order: Sequence[int] | None) -> CL
         raise ValueError(f"class_order={order} must hold each of the classes {classes} once")
     size = len(classes) // n_tasks
     parts = [order[start : start + size] for start in range(0, len(order), size)]
-    return task_benchmark(images.train, images.test, parts, transforms=[images.around(None)] * n_tasks)
+    return task_benchmark(images.train, images.test, parts, transforms=[images.wrap_transform(None)] * n_tasks)
 
 
 def permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
@@ -79,32 +79,32 @@ def permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
 
 def all_classes(images: Images, changes: Sequence[BatchTransform | None]) -> CLScenario:
     """Return a benchmark with all classes in every task, and one transform (or None) per task."""
-    transforms = [images.around(change) for change in changes]
+    transforms = [images.wrap_transform(change) for change in changes]
     return task_benchmark(images.train, images.test, [images.classes] * len(changes), transforms=transforms)
 
 
-def _kept(data: tuple[Tensor, Tensor], n: int | None, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
+def _draw_subset(data: tuple[Tensor, Tensor], n: int | None, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
     if n is None:
         return data
-    index = stratified(data[1], n, seed, purpose)
+    index = stratified_positions(data[1], n, seed, purpose)
     return data[0][index], data[1][index]
 
 
 # Draws of samples ---------------------------------------------------------------------------------------------------
 
 
-def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
+def stratified_positions(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
     """Return positions of ``n`` samples drawn by ``seed``, with the class shares of all samples (within one sample)."""
     classes, counts = labels.unique(return_counts=True)
     total = len(labels)
     number = checks.integer(n)
     if number is None or not len(classes) <= number <= total:
         raise ValueError(f"{purpose}: {n!r} samples asked for; give {len(classes)} (one per class) to {total} (all)")
-    quotas = dict(zip(classes.tolist(), _quotas(counts.tolist(), number), strict=True))
-    return drawn(labels, quotas, seed, "subset", purpose)
+    quotas = dict(zip(classes.tolist(), _class_quotas(counts.tolist(), number), strict=True))
+    return draw_positions(labels, quotas, seed, "subset", purpose)
 
 
-def drawn(labels: Tensor, quotas: Mapping[int, int], seed: int, *purpose: int | str) -> Tensor:
+def draw_positions(labels: Tensor, quotas: Mapping[int, int], seed: int, *purpose: int | str) -> Tensor:
     """Draw samples of each class and return their positions: ``quotas[class]`` samples, or all if there are fewer."""
     chosen = []
     for label, count in quotas.items():
@@ -114,7 +114,7 @@ def drawn(labels: Tensor, quotas: Mapping[int, int], seed: int, *purpose: int | 
     return torch.cat(chosen).sort().values
 
 
-def _quotas(counts: list[int], n: int) -> list[int]:
+def _class_quotas(counts: list[int], n: int) -> list[int]:
     """Divide ``n`` among classes in proportion to ``counts``. Integer arithmetic: equal results on all machines."""
     total = sum(counts)
     quotas = [count * n // total for count in counts]

@@ -8,8 +8,8 @@ from avalanche.benchmarks import CLScenario, EagerCLStream
 from avalanche.benchmarks.utils import concat_datasets
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import labels_fingerprint, of_whole, targets_of
-from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark, own_copy, scenario_like
+from avalanche_amnesia.benchmarks.data import attribute_of, labels_fingerprint, targets_of
+from avalanche_amnesia.benchmarks.stream_labels import copy_of, labelled_benchmark, scenario_like
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 
@@ -126,10 +126,10 @@ def with_unlearning(
             or a value that is not allowed; the message names event, task and rule. Also if the benchmark has requests
             already that conflict with ``requests``.
     """
-    benchmark = _labelled(benchmark)
-    tasks = _tasks(benchmark)
-    carried, given = [request for due in _carried(benchmark) for request in due], _listed(requests, len(tasks))
-    declared = _declared(permanent, tasks) | _permanent(benchmark)
+    benchmark = _checked_benchmark(benchmark)
+    tasks = _task_labels(benchmark)
+    carried, given = [request for due in _own_requests(benchmark) for request in due], _as_list(requests, len(tasks))
+    declared = _permanent_labels(permanent, tasks) | _permanent_tasks(benchmark)
     ledger = TaskLedger(deadline := _deadline(benchmark, deadline))
     ordered = sorted((*carried, *given), key=lambda one: (_FIRING_ORDER.index(one.when), one.iteration or 0))
     schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
@@ -145,7 +145,7 @@ def with_unlearning(
             f"{error}. The benchmark carries requests already, {there}, and these come in addition: to begin again, "
             "give with_unlearning the benchmark without requests"
         ) from error
-    return _scheduled(benchmark, schedule, declared, deadline)
+    return _with_schedule(benchmark, schedule, declared, deadline)
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
@@ -171,19 +171,19 @@ def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningReque
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
     """Return a copy of a benchmark without requests, and without experiences that train an unlearned task again."""
-    benchmark = _labelled(benchmark)
-    tasks, first, gone = _tasks(benchmark), list[int](), set[int]()
-    declared, ledger = _permanent(benchmark), TaskLedger(deadline := _deadline(benchmark, None))
-    for position, (task, due) in enumerate(zip(tasks, _carried(benchmark), strict=True)):
+    benchmark = _checked_benchmark(benchmark)
+    tasks, first, removed = _task_labels(benchmark), list[int](), set[int]()
+    declared, ledger = _permanent_tasks(benchmark), TaskLedger(deadline := _deadline(benchmark, None))
+    for position, (task, due) in enumerate(zip(tasks, _own_requests(benchmark), strict=True)):
         rehearse(ledger, task, due, tasks, permanent=task in declared)
-        first += [position] if task not in gone else []
-        gone |= set(ledger.unlearned)
-    return _scheduled(rearranged(benchmark, first), [() for _ in first], declared, deadline)
+        first += [position] if task not in removed else []
+        removed |= set(ledger.unlearned)
+    return _with_schedule(reorder(benchmark, first), [() for _ in first], declared, deadline)
 
 
-def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
+def reorder(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
     """Return a benchmark with only the train experiences at ``positions``, in this order, and the same test stream."""
-    train = EagerCLStream("train", [own_copy(benchmark.train_stream[position]) for position in positions])
+    train = EagerCLStream("train", [copy_of(benchmark.train_stream[position]) for position in positions])
     return scenario_like(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
 
 
@@ -191,13 +191,13 @@ def join(parts: Sequence[Any]) -> Any:
     """Return one experience with the data of all ``parts`` of a task, in the order of the parts."""
     if len(parts) == 1:
         return parts[0]
-    twin = own_copy(max(parts, key=lambda part: len(of_whole(part, "original_classes", ()))))
+    twin = copy_of(max(parts, key=lambda part: len(attribute_of(part, "original_classes", ()))))
     twin._dataset, twin.requests = concat_datasets([part.dataset for part in parts]), ()
     vars(twin).pop("classes_in_this_experience", None)  # those of one part
     return twin
 
 
-def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
+def join_if(fingerprint: str, experiences: Sequence[Any]) -> Any:
     """Return consecutive experiences, if their labels have the hash ``fingerprint``, as one experience; else None."""
     for start in range(len(experiences)):
         before = ""
@@ -208,23 +208,23 @@ def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
     return None
 
 
-def experience_without(experience: Any, positions: Collection[int]) -> Any:
+def without_positions(experience: Any, positions: Collection[int]) -> Any:
     """Return a copy of an experience without the samples at ``positions`` and without requests; labels do not change.
 
     Attribute ``closed_classes`` of the copy: classes that lost all of their samples; their rows of the head stay, but
     are closed. Attribute ``left_out``: the positions.
     """
-    gone, labels, twin = frozenset(positions), targets_of(experience).tolist(), own_copy(experience)
-    kept = [position for position in range(len(labels)) if position not in gone]
+    removed, labels, twin = frozenset(positions), targets_of(experience).tolist(), copy_of(experience)
+    kept = [position for position in range(len(labels)) if position not in removed]
     samples = twin.samples if isinstance(twin, TaskExperience) else None
     if samples is None:
         twin._dataset = experience.dataset.subset(kept)
     else:
-        twin.take(samples.part(kept))
+        twin.replace_samples(samples.subset(kept))
     if getattr(twin, "classes_in_this_experience", None) is None:  # the head is as wide as with all samples
         twin.classes_in_this_experience = sorted(set(labels))
     twin.closed_classes = tuple(sorted(set(labels) - {labels[position] for position in kept}))
-    twin.left_out, twin.requests = tuple(sorted(gone)), ()
+    twin.left_out, twin.requests = tuple(sorted(removed)), ()
     return twin
 
 
@@ -238,7 +238,7 @@ def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int
     Raises:
         ValueError: for a task that the benchmark does not have, or a position that its data does not have.
     """
-    result = rearranged(benchmark, range(len(benchmark.train_stream)))
+    result = reorder(benchmark, range(len(benchmark.train_stream)))
     stream = list(result.train_stream)
     sizes = {int(e.task_labels[0]): len(e.dataset) for e in stream}
     for task, positions in left_out.items():
@@ -249,30 +249,30 @@ def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int
         positions = left_out.get(int(experience.task_labels[0]), ())
         if positions:
             requests = getattr(experience, "requests", ())
-            vars(experience).update(vars(experience_without(experience, positions)) | {"requests": requests})
+            vars(experience).update(vars(without_positions(experience, positions)) | {"requests": requests})
     return result
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield (trained tasks, remaining tasks) after each experience and its requests, both in order of last training."""
     trained: list[int] = []
-    gone: set[int] = set()
+    removed: set[int] = set()
     for experience in stream:
         task = int(experience.task_label)
         trained = [*(other for other in trained if other != task), task]
-        gone.discard(task)
-        gone |= {task for request in getattr(experience, "requests", ()) for task in request.gone}
-        yield tuple(trained), tuple(task for task in trained if task not in gone)
+        removed.discard(task)
+        removed |= {task for request in getattr(experience, "requests", ()) for task in request.gone}
+        yield tuple(trained), tuple(task for task in trained if task not in removed)
 
 
-def _scheduled(
+def _with_schedule(
     benchmark: CLScenario,
     schedule: Sequence[tuple[UnlearningRequest, ...]],
     declared: frozenset[int],
     deadline: int | None,
 ) -> CLScenario:
     """Return a copy of the benchmark with these requests (a tuple per experience), permanent tasks and deadline."""
-    streams = [EagerCLStream(name, [own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
+    streams = [EagerCLStream(name, [copy_of(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = scenario_like(benchmark, streams)
     for stream in streams:
         stream.benchmark = result
@@ -286,7 +286,7 @@ def _scheduled(
     return result
 
 
-def _carried(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
+def _own_requests(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
     """Return each train experience's requests, with ``at`` set to the experience's position in this stream."""
     return [
         tuple(replace(request, at=position) for request in getattr(experience, "requests", ()))
@@ -294,7 +294,7 @@ def _carried(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
     ]
 
 
-def _permanent(benchmark: CLScenario) -> frozenset[int]:
+def _permanent_tasks(benchmark: CLScenario) -> frozenset[int]:
     stream = benchmark.train_stream
     return frozenset(int(experience.task_labels[0]) for experience in stream if getattr(experience, "permanent", False))
 
@@ -312,7 +312,7 @@ def _deadline(benchmark: CLScenario, given: int | None) -> int | None:
     return given if carried is None else carried
 
 
-def _labelled(benchmark: CLScenario) -> CLScenario:
+def _checked_benchmark(benchmark: CLScenario) -> CLScenario:
     if not hasattr(benchmark, "streams"):
         raise TypeError(f"with_unlearning takes a benchmark, such as SplitDigits(), got {benchmark!r}")
     if "train" not in benchmark.streams:
@@ -320,7 +320,7 @@ def _labelled(benchmark: CLScenario) -> CLScenario:
     return labelled_benchmark(benchmark)
 
 
-def _tasks(benchmark: CLScenario) -> list[int]:
+def _task_labels(benchmark: CLScenario) -> list[int]:
     tasks = []
     for position, experience in enumerate(benchmark.train_stream):
         labels = list(experience.task_labels)
@@ -333,7 +333,7 @@ def _tasks(benchmark: CLScenario) -> list[int]:
     return tasks
 
 
-def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
+def _as_list(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
     """Return the requests as one list; raise RequestError for a wrong type or position."""
     if not isinstance(requests, Iterable):
         raise RequestError(f"{requests!r} are no requests; give a mapping {{position: tasks}}, such as {{2: [0]}}")
@@ -360,7 +360,7 @@ def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
     return given
 
 
-def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
+def _permanent_labels(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
     labels = checks.integers("permanent", permanent, "task labels", RequestError)
     unknown = [task for task in labels if task not in tasks]
     if unknown:

@@ -15,7 +15,7 @@ _LABELLED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Stream without task labels → its labelled copy, which stays in memory as long."""
 
 
-def own_copy(experience: CLExperience) -> CLExperience:
+def copy_of(experience: CLExperience) -> CLExperience:
     """Return a copy of an experience that can join another stream without a change of the original."""
     twin = copy(experience)
     for name, value in list(vars(twin).items()):
@@ -41,7 +41,7 @@ def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
     return benchmark if streams == given else scenario_like(benchmark, streams)
 
 
-def labelled(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
+def relabel(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
     """Return the experiences, or copies with task labels; ``parts``: experiences may contain only a part of a task."""
     found = []
     for experience in experiences:
@@ -52,7 +52,7 @@ def labelled(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
         if not parts:
             refuse_part(experience)
         if stream is None:  # the host asks for its name
-            experience = own_copy(experience)
+            experience = copy_of(experience)
             stream = EagerCLStream("train", [experience])
         if stream not in _LABELLED:
             _LABELLED[stream] = labelled_stream(stream)
@@ -78,7 +78,7 @@ def labelled_stream(stream: Any) -> Any:
         _refuse_unlabelled(stream, experiences)
     twins = []
     for place, (experience, labels) in enumerate(zip(experiences, of_samples, strict=True)):
-        twin: Any = own_copy(experience)
+        twin: Any = copy_of(experience)
         if by_place:
             of_all = TaskLabels(ConstantSequence(place, len(twin.dataset)))
             twin._dataset = twin.dataset.update_data_attribute(name="targets_task_labels", new_value=of_all)

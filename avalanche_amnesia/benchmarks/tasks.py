@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import BatchTransform, LazyTask, TensorTask, parted
+from avalanche_amnesia.benchmarks.data import BatchTransform, LazyTask, TensorTask, split_item
 
 Data = tuple[Tensor, Tensor] | Dataset[Any]
 
@@ -51,7 +51,7 @@ class TaskExperience(DatasetExperience):
         self.previous_classes = list(range(max(n_classes[:place], default=0)))
         self.classes_seen_so_far = list(range(max(n_classes[: place + 1])))
         self.future_classes = list(range(max(n_classes[place + 1 :], default=0)))
-        self.take(samples)
+        self.replace_samples(samples)
 
     @property
     def benchmark(self) -> CLScenario:
@@ -75,7 +75,7 @@ class TaskExperience(DatasetExperience):
         """Return each sample's label, 0..k-1; None if the experience's data set was replaced after it was built."""
         return None if self.samples is None else self.samples.targets
 
-    def take(self, samples: TensorTask | LazyTask) -> None:
+    def replace_samples(self, samples: TensorTask | LazyTask) -> None:
         """Replace the experience's samples and data set."""
         self._samples = samples
         # Avalanche reads the task label from the last attribute of a mini-batch.
@@ -83,7 +83,7 @@ class TaskExperience(DatasetExperience):
         self._dataset = self._built_with = TaskAwareSupervisedClassificationDataset(
             [samples],
             data_attributes=[DataAttribute(samples.targets, "targets"), labels],
-            collate_fn=samples.collated if isinstance(samples, LazyTask) else None,
+            collate_fn=samples.collate if isinstance(samples, LazyTask) else None,
         )
 
     @property
@@ -134,7 +134,7 @@ def task_benchmark(
     for name, data in (("train", train), ("test", test)):
         if not isinstance(data, tuple) and any(step is not None for step in steps):
             raise ValueError(f"{name}: transforms apply to tensor pairs; give (x, y), or transform in the data set")
-        streams.append(EagerCLStream(name, _experiences(name, data, classes, steps, first_task)))
+        streams.append(EagerCLStream(name, _make_experiences(name, data, classes, steps, first_task)))
     return scenario_of(streams, [len(chosen) for chosen in classes])
 
 
@@ -165,19 +165,19 @@ def _checked_classes(task_classes: Sequence[Sequence[int]]) -> list[list[int]]:
     return classes
 
 
-def _experiences(
+def _make_experiences(
     name: str, data: Data, classes: list[list[int]], transforms: Sequence[BatchTransform | None], first_task: int
 ) -> list[TaskExperience]:
-    base = _base(data, name)
+    base = _as_base(data, name)
     labels = _labels_of(data, name)
     sizes = [len(chosen) for chosen in classes]
     existing = set(labels.unique().tolist())
     experiences = []
-    for place, chosen in enumerate(classes):
+    for position, chosen in enumerate(classes):
         missing = [c for c in chosen if c not in existing]
         if missing:
             raise ValueError(
-                f"task {first_task + place}: no sample of the classes {missing} in the {name} data, which has the "
+                f"task {first_task + position}: no sample of the classes {missing} in the {name} data, which has the "
                 f"classes {sorted(existing)}; change task_classes or add samples"
             )
         label_of = {c: label for label, c in enumerate(chosen)}
@@ -185,17 +185,17 @@ def _experiences(
         targets = [label_of[c] for c in labels[index].tolist()]
         samples: TensorTask | LazyTask
         if isinstance(base, Tensor):
-            samples = TensorTask(base, index, targets, transforms[place])
+            samples = TensorTask(base, index, targets, transforms[position])
         else:
             samples = LazyTask(base, index.tolist(), targets)
-        experiences.append(TaskExperience(samples, first_task + place, sizes, chosen, place))
+        experiences.append(TaskExperience(samples, first_task + position, sizes, chosen, position))
     return experiences
 
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
+def _as_base(data: Data, name: str) -> Tensor | Dataset[Any]:
     if isinstance(data, tuple):
         if len(data) != 2:
             raise ValueError(f"{name}: a tuple of {len(data)} parts; give (x, y)")
@@ -233,21 +233,21 @@ def _labels_of(data: Data, name: str) -> Tensor:
         if targets is None:
             # Items may have random transforms, and building a benchmark must not change the user's random state.
             with torch.random.fork_rng(devices=[]):
-                targets = [parted(data[item])[1] for item in range(length)]
+                targets = [split_item(data[item])[1] for item in range(length)]
         labels = _as_int64(targets, name)
         if getattr(data, "targets", None) is not None and getattr(data, "target_transform", None) is not None:
-            _check_some(data, labels, name)
+            _check_labels(data, labels, name)
     if len(labels) != length:
         raise ValueError(f"{name}: {length} samples but {len(labels)} labels; give one label per sample")
     return labels
 
 
-def _check_some(data: Any, labels: Tensor, name: str) -> None:
+def _check_labels(data: Any, labels: Tensor, name: str) -> None:
     """Raise ValueError if the labels of a few items differ from ``labels``, the targets of their data set."""
     for item in sorted({0, len(labels) // 2, len(labels) - 1} if len(labels) == len(data) and len(data) else ()):
         try:
             with torch.random.fork_rng(devices=[]):
-                label = parted(data[item])[1]
+                label = split_item(data[item])[1]
         except Exception:  # an item that can't be made raises an error later, when it is needed
             return
         if checks.integer(label) != int(labels[item]):

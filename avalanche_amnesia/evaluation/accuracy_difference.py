@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data
-from avalanche_amnesia.evaluation.bases import CallbackMetric, prove_in_passing, unlearning_of
+from avalanche_amnesia.evaluation.bases import CallbackMetric, prove_last_record, require_unlearning
 from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 Control = Literal["heads", "reference"]
@@ -82,12 +82,12 @@ class AccuracyDifference(CallbackMetric):
 
     def before_eval(self, strategy: Strategy) -> None:
         """Before an evaluation: check that run and references have the same training labels, and reset all counts."""
-        self.references.trained(unlearning_of(strategy))
+        self.references.trained(require_unlearning(strategy))
         self.reset()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:
         """After an evaluation mini-batch: count the right answers of the main model and of the reference models."""
-        plugin = unlearning_of(strategy)
+        plugin = require_unlearning(strategy)
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
             return
@@ -98,7 +98,7 @@ class AccuracyDifference(CallbackMetric):
             outputs["reference"] = _logits(reference, strategy)
         if "heads" in self.controls:
             if task not in self._heads:
-                self._heads[task] = self._fitted(full, task)
+                self._heads[task] = self._refit_head(full, task)
             head = self._heads[task]
             if head is not None:
                 features = task_features(full, strategy.mb_x, task).double()
@@ -112,7 +112,7 @@ class AccuracyDifference(CallbackMetric):
         """After an evaluation: return accuracies and differences, per task and as means; None if no task was tested."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         if "reference" in self._right:
-            prove_in_passing(strategy, self.references)
+            prove_last_record(strategy, self.references)
         self.accuracies = {
             who: {task: n / self._seen[task] for task, n in right.items()} for who, right in self._right.items()
         }
@@ -126,7 +126,7 @@ class AccuracyDifference(CallbackMetric):
         values = [value for name, by_task in named.items() for value in self.emit_by_task(strategy, name, by_task)]
         return values or None
 
-    def _fitted(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
+    def _refit_head(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
         """Return (weight, bias) of a task's head, fitted again to the full model's features; None if the fit fails."""
         x, y = some_task_data(self.references.train_experience(task), self.samples)
         try:
@@ -142,7 +142,7 @@ class AccuracyDifference(CallbackMetric):
 
 
 def _logits(model: nn.Module, strategy: Strategy) -> Tensor:
-    with evaluating(model):
+    with evaluation_mode(model):
         return avalanche_forward(model, strategy.mb_x, strategy.mb_task_id)
 
 

@@ -138,12 +138,12 @@ class AccuracyMatrix(CallbackMetric):
             trains = holder.current_task is not None or is_finishing(strategy)
         if not self._seen or trains:
             return None
-        at = _moment(strategy)
+        at = _event_counts(strategy)
         if self._stands_at and self._stands_at[-1] == at:
             for of_rows in (self.rows, self.names, self._stands_at):
                 of_rows.pop()
         self.rows.append({task: self._right[task] / seen for task, seen in sorted(self._seen.items())})
-        self.names.append(_name(strategy, before=self._stands_at[-1] if self._stands_at else (0, 0)))
+        self.names.append(_row_name(strategy, before=self._stands_at[-1] if self._stands_at else (0, 0)))
         self._stands_at.append(at)
         values = {
             "AverageAccuracy/eval_phase/test_stream": average_accuracy(self.rows),
@@ -164,7 +164,7 @@ class AccuracyMatrix(CallbackMetric):
         self.rows, self.names, self._stands_at = [], [], []
 
 
-def _moment(strategy: Strategy) -> tuple[int, int]:
+def _event_counts(strategy: Strategy) -> tuple[int, int]:
     """Return (number of finished trainings, number of finished unlearnings)."""
     plugin = unlearning_of(strategy)
     if plugin is not None:
@@ -173,15 +173,15 @@ def _moment(strategy: Strategy) -> tuple[int, int]:
     return (strategy.clock.train_exp_counter if masks is None else len(masks)), 0
 
 
-def _name(strategy: Strategy, before: tuple[int, int]) -> str:
-    """Return a row's name: tasks trained and unlearned since ``before``, an earlier result of :func:`_moment`."""
-    trainings, unlearnings = _moment(strategy)
+def _row_name(strategy: Strategy, before: tuple[int, int]) -> str:
+    """Return a row's name: tasks trained and unlearned since ``before``, an earlier result of :func:`_event_counts`."""
+    trainings, unlearnings = _event_counts(strategy)
     plugin = unlearning_of(strategy)
     if plugin is None:
         return f"training {trainings}"
     last = plugin.trained[-1:] if trainings > before[0] else ()
-    gone = [task for record in plugin.records[before[1] : unlearnings] for task in record.tasks]
-    parts = [f"task {task}" for task in last] + ([f"unlearned {', '.join(map(str, gone))}"] if gone else [])
+    removed = [task for record in plugin.records[before[1] : unlearnings] for task in record.tasks]
+    parts = [f"task {task}" for task in last] + ([f"unlearned {', '.join(map(str, removed))}"] if removed else [])
     return ", ".join(parts)
 
 

@@ -16,7 +16,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import ProofError
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.benchmarks.stream_labels import labelled_stream
-from avalanche_amnesia.evaluation.probes import Probe, ProbeKind, features_of, take_probe
+from avalanche_amnesia.evaluation.probes import Probe, ProbeKind, copy_probe, features_of
 from avalanche_amnesia.evaluation.references import Expected, References, ReferencesError
 from avalanche_amnesia.evaluation.resolution import floor_ratio
 from avalanche_amnesia.ledger import RequestError
@@ -37,10 +37,10 @@ class CallbackMetric(PluginMetric):
     axis = "event"
     """X axis on which a logger draws the values: ``event`` counts finished tasks and unlearnings."""
 
-    def emit(self, strategy: Strategy, named: Mapping[str, Any]) -> list[MetricValue]:
-        """Return a metric value for each entry of ``named`` (name → value) except values of None."""
+    def emit(self, strategy: Strategy, values: Mapping[str, Any]) -> list[MetricValue]:
+        """Return a metric value for each entry of ``values`` (name → value) except values of None."""
         x = strategy.clock.train_iterations
-        return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
+        return [MetricValue(self, name, value, x) for name, value in values.items() if value is not None]
 
     def emit_by_task(
         self, strategy: Strategy, name: str, by_task: Mapping[int, float], mean: float | None = None
@@ -67,12 +67,12 @@ class EventMetric(CallbackMetric, ABC):
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
         """After a task's training, and after an unlearning: return the metric's values."""
-        return self.emit(strategy, self.named(strategy))
+        return self.emit(strategy, self.current_values(strategy))
 
     after_unlearning = after_training_exp
 
     @abstractmethod
-    def named(self, strategy: Strategy) -> Mapping[str, Any]:
+    def current_values(self, strategy: Strategy) -> Mapping[str, Any]:
         """Return metric name → current value (None: no value)."""
 
 
@@ -85,7 +85,7 @@ class ProbingMetric(CallbackMetric, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.probes: dict[int, Probe] = {}
-        self._taken: dict[int, Probe] = {}
+        self._copies: dict[int, Probe] = {}
         self._loaded: dict[int, Any] = {}
 
     def state(self) -> dict[int, Any]:
@@ -103,16 +103,16 @@ class ProbingMetric(CallbackMetric, ABC):
 
     def before_unlearning(self, strategy: Strategy) -> None:
         """Before an unlearning: copy masks and heads of the requested tasks, unless the plugin keeps no probes."""
-        plugin = unlearning_of(strategy)
+        plugin = require_unlearning(strategy)
         assert plugin.current is not None
         for task in plugin.current.tasks:
             self.probes.pop(task, None)
-        self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
+        self._copies = {task: copy_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
 
     def after_unlearning(self, strategy: Strategy) -> None:
         """After an unlearning: store the probes (copied masks and heads) of the unlearned tasks."""
-        self.probes |= self._taken
-        self._taken = {}
+        self.probes |= self._copies
+        self._copies = {}
 
     def after_training_exp(self, strategy: Strategy) -> None:
         """After a task's training: delete the probe (copied mask and head) from an earlier unlearning of the task."""
@@ -120,9 +120,9 @@ class ProbingMetric(CallbackMetric, ABC):
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """After an evaluation: return the metric's values; None during a training and before the first unlearning."""
-        plugin = unlearning_of(strategy)
-        gone = plugin.ledger.unlearned or (self.of_parts and plugin.forgotten.hashes)
-        if plugin.current_task is not None or not gone:
+        plugin = require_unlearning(strategy)
+        unlearned = plugin.ledger.unlearned or (self.of_parts and plugin.forgotten.hashes)
+        if plugin.current_task is not None or not unlearned:
             return None
         values: Any = self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
         for value in values if isinstance(values, Sequence) else [values]:
@@ -144,7 +144,7 @@ class ProbingMetric(CallbackMetric, ABC):
         """
         with_norms = isinstance(main, TaskNormModel) and main.features_per_task
         if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):
-            probe = take_probe(main, task) if task in remaining else self.probes.get(task)
+            probe = copy_probe(main, task) if task in remaining else self.probes.get(task)
             if probe is None or (probe.mask is None and probe.parts is None):
                 return None
             return features_of(model, x, probe.mask, parts=probe.parts)
@@ -174,7 +174,7 @@ class ReferenceMetric(ProbingMetric):
     def __init__(self, references: References | None) -> None:
         super().__init__()
         self.references = references
-        self._beside = references
+        self._active_references = references
         self.variants: dict[str, Expected] = {}
 
     def before_training_exp(self, strategy: Strategy) -> None:
@@ -185,16 +185,16 @@ class ReferenceMetric(ProbingMetric):
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """Return the metric values of the main model, then those of the reference models."""
         if self.references is not None:
-            plugin = unlearning_of(strategy)
-            self._beside = self.references.of(plugin)
-            prove_in_passing(strategy, self.references)
+            plugin = require_unlearning(strategy)
+            self._active_references = self.references.of(plugin)
+            prove_last_record(strategy, self.references)
         main, read, results = strategy.model, {}, []
         for suffix, model in self.models(main, remaining):
             found = {task: self.number(model, main, task, remaining) for task in self.tasks(unlearned, remaining)}
             read[suffix] = {task: number for task, number in found.items() if number is not None}
             results += self.emit_by_task(strategy, f"{self}{suffix}", read[suffix])
         covered = {get_metric_name(f"{self}_tasks", strategy, add_task=False): len(read[""])}
-        return [*results, *self.emit(strategy, covered), *self.derived(strategy, read)]
+        return [*results, *self.emit(strategy, covered), *self.derived_values(strategy, read)]
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
         """Return the tasks to measure: the unlearned tasks."""
@@ -204,15 +204,15 @@ class ReferenceMetric(ProbingMetric):
         """Yield (name suffix, model) for each model to measure; first the main model, with an empty suffix."""
         yield "", main
         for suffix, variant in self.variants.items():
-            assert self._beside is not None
-            yield suffix, self._beside.reference(remaining, variant)
+            assert self._active_references is not None
+            yield suffix, self._active_references.reference(remaining, variant)
 
     @abstractmethod
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return the metric of a task in ``model``, or None if the task has no probe (copied mask and head)."""
 
-    def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return further metric values computed from ``read``: name suffix of the model → task → number."""
+    def derived_values(self, strategy: Strategy, numbers: dict[str, dict[int, float]]) -> list[MetricValue]:
+        """Return further metric values computed from ``numbers``: name suffix of the model → task → number."""
         return []
 
 
@@ -251,7 +251,7 @@ class FeatureDistance(ReferenceMetric):
 
     Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
     tasks, from the first unlearning on, per task and as their mean, as ``<name>_<probe>`` and
-    ``<name>_<probe>_floor_<floor>``. ``<name>_<probe>_ratio_order`` is the distance in units of its order floor
+    ``<name>_<probe>_floor_<floor>``. ``<name>_<probe>_ratio_order`` is the distance in units of its data-order floor
     (:func:`~avalanche_amnesia.evaluation.floor_ratio`: not emitted where either is below detection), over all tasks
     that of the two means. ``<name>_<probe>_tasks`` says how many tasks these means cover: ``own`` leaves out those of
     which no mask was kept (``keep_probes=False``). With another scope than the unlearned tasks, ``_on_<scope>`` follows
@@ -276,7 +276,7 @@ class FeatureDistance(ReferenceMetric):
     lower_bound: float = 0.0
     upper_bound: float
     references: References
-    _beside: References
+    _active_references: References
     name: str
     """Name of the distance, with which the names of its values begin."""
 
@@ -313,13 +313,13 @@ class FeatureDistance(ReferenceMetric):
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return the distance of a task's features in ``model`` and in the reference; None if a mask is missing."""
         x, _ = task_data(by_task_label(self.references.benchmark.test_stream)[task])
-        both = (model, self._beside.reference(remaining))
+        both = (model, self._active_references.reference(remaining))
         ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
-    def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+    def derived_values(self, strategy: Strategy, numbers: dict[str, dict[int, float]]) -> list[MetricValue]:
         """Return distance ÷ ``order`` noise floor, per task and of the means, as metric values; empty without it."""
-        by_task, floors = read[""], read.get("_floor_order")
+        by_task, floors = numbers[""], numbers.get("_floor_order")
         if floors is None:
             return []
         ratios = {task: floor_ratio(distance, floors[task]) for task, distance in by_task.items()}
@@ -337,9 +337,9 @@ def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
     return {single_task(experience): experience for experience in labelled_stream(stream)}
 
 
-def prove_in_passing(strategy: Strategy, references: References) -> None:
+def prove_last_record(strategy: Strategy, references: References) -> None:
     """Prove the last record by a reference model that a metric needs anyway; do nothing if it is already proved."""
-    plugin = unlearning_of(strategy)
+    plugin = require_unlearning(strategy)
     if not references.in_passing or not plugin.records or plugin.records[-1].proof is not None:
         return
     if plugin.records[-1].claim != "approximate":
@@ -352,7 +352,7 @@ def prove_in_passing(strategy: Strategy, references: References) -> None:
             warnings.warn(str(error), stacklevel=2)
 
 
-def unlearning_of(strategy: Strategy) -> UnlearningPlugin:
+def require_unlearning(strategy: Strategy) -> UnlearningPlugin:
     """Return the strategy's UnlearningPlugin; raise TypeError if it has none."""
     plugin = find_plugin(strategy, UnlearningPlugin)
     if plugin is None:

@@ -54,12 +54,12 @@ class Capacity(EventMetric):
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """After an unlearning: return all values and the freed capacity."""
-        named = self.named(strategy)
+        named = self.current_values(strategy)
         if self._before is not None:
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
 
-    def named(self, strategy: Strategy) -> dict[str, Any]:
+    def current_values(self, strategy: Strategy) -> dict[str, Any]:
         """Return metric name → current value: capacity, bytes of trajectory, mask use per layer, and mask bits."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model

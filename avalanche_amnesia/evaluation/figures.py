@@ -67,7 +67,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width / 72, height / 72))
 
 
-def name_ticks(axis: Any, names: Sequence[Any], *, first: float = 0.0, most: int = 15, **style: Any) -> None:
+def label_ticks(axis: Any, names: Sequence[Any], *, first: float = 0.0, most: int = 15, **style: Any) -> None:
     """Label an axis with ``names`` at ``first``, ``first + 1`` …; show at most ``most`` of them, in equal steps."""
     step = math.ceil(len(names) / most)
     axis.set_ticks(np.arange(0, len(names), step) + first, [str(name) for name in names[::step]], **style)
@@ -101,8 +101,8 @@ def matrix_figure(
                 number = ax.annotate(f"{100 * share:.0f}", (column + 0.5, row + 0.5), ha="center", va="center")
                 number.set(color="#ffffff" if share > WHITE_FROM else "#000000", fontsize=11, fontweight="bold")
                 number.set_in_layout(False)  # text inside a cell needs no layout, which takes time
-    name_ticks(ax.xaxis, columns, first=0.5)
-    name_ticks(ax.yaxis, rows, first=0.5, most=25)
+    label_ticks(ax.xaxis, columns, first=0.5)
+    label_ticks(ax.yaxis, rows, first=0.5, most=25)
     ax.set(title=title, xlabel=column_label, ylabel=row_label, ylim=(len(rows), 0))
     if not numbered:
         figure.colorbar(drawn, ax=ax, format="{x:.0%}")

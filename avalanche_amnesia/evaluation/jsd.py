@@ -55,7 +55,7 @@ def jsd(model: nn.Module, reference: nn.Module, x: Tensor, probe: Probe | None =
         model: any model that :func:`features_of` takes.
         reference: any such model, to compare with.
         x: inputs ``(n, …)``.
-        probe: a task's mask and norms, used in both models (:func:`take_probe`); None: the plain backbones.
+        probe: a task's mask and norms, used in both models (:func:`copy_probe`); None: the plain backbones.
     """
     mask, parts = (None, None) if probe is None else (probe.mask, probe.parts)
     features = [features_of(each, x, mask, parts=parts) for each in (model, reference)]

@@ -19,7 +19,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_norm import TaskNormModel
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import preserved_rng
-from avalanche_amnesia.unit_graph.backbones import in_batches, run_on
+from avalanche_amnesia.unit_graph.backbones import in_batches, run_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
@@ -59,7 +59,7 @@ class Probe:
         return cls(mask, head.eval())
 
 
-def take_probe(model: nn.Module, task: int) -> Probe:
+def copy_probe(model: nn.Module, task: int) -> Probe:
     """Return a probe: copies of a learned task's mask, head and norms; None for a part that the model lacks."""
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     if not isinstance(model, MultiHeadModel):
@@ -98,7 +98,7 @@ def _batch_features(
     if isinstance(model, TaskNormModel) and isinstance(parts, OwnModules):
         return model.features_through(x, parts)
     if isinstance(model, MultiHeadModel):
-        return run_on(model.backbone, x) if task is None else model.features(x, task)
+        return run_backbone(model.backbone, x) if task is None else model.features(x, task)
     classifier = next((m for m in model.modules() if isinstance(m, MultiHeadClassifier)), None)
     if classifier is None or not classifier.classifiers:
         raise ModelError(

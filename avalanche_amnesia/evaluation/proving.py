@@ -10,7 +10,7 @@ from torch import nn
 from avalanche_amnesia.audit.record import Proof, ProofError, UnlearningRecord
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.processes import of_first
+from avalanche_amnesia.processes import from_first
 
 
 def refuse_approximate(record: UnlearningRecord) -> None:
@@ -37,7 +37,7 @@ def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn
     return tuple(task for task in remaining if task in tasks) if tasks else remaining
 
 
-def proved(
+def with_proof(
     record: UnlearningRecord,
     hashes: Mapping[str, str],
     retrained: nn.Module,
@@ -56,14 +56,14 @@ def proved(
         found = re.match(r"heads\.(\d+)\.", name)
         return None if found is None else int(found[1])
 
-    def compared(named: Mapping[str, str]) -> dict[str, str]:
+    def select_tasks(named: Mapping[str, str]) -> dict[str, str]:
         return {name: digest for name, digest in named.items() if owner(name) in (None, *tasks)}
 
-    here, there = compared(hashes), compared(state_hashes(retrained.state_dict()))
+    here, there = select_tasks(hashes), select_tasks(state_hashes(retrained.state_dict()))
     differ = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if not differ:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return replace(record, proof=Proof(tasks, there, apart, *of_first((seconds, now))))
+        return replace(record, proof=Proof(tasks, there, apart, *from_first((seconds, now))))
     own = [(task, name) for task in tasks for name in differ if owner(name) == task]
     if own:
         task, first = own[0]

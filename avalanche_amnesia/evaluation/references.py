@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.benchmarks.data import difference_of_data
-from avalanche_amnesia.benchmarks.requests import experience_without, join, join_by, tasks_after_each, without_requests
+from avalanche_amnesia.benchmarks.data import data_difference
+from avalanche_amnesia.benchmarks.requests import join, join_if, tasks_after_each, without_positions, without_requests
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
+from avalanche_amnesia.evaluation.proving import provable_tasks, refuse_approximate, with_proof
 from avalanche_amnesia.evaluation.retraining import Retraining
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.processes import n_processes, rank
@@ -32,7 +32,7 @@ from avalanche_amnesia.training.host.lookup import find_plugin, unlearning_of
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import MaskWarning
-from avalanche_amnesia.unlearning.claims import data_known
+from avalanche_amnesia.unlearning.claims import data_fingerprint
 
 Expected = Literal["full", "same", "order", "seed"]
 _OF_REMAINING: tuple[Expected, ...] = ("same", "order", "seed")
@@ -82,7 +82,7 @@ class References:
         store: Any = None,
         workers: Any = None,
     ) -> None:
-        _check_maker(make_strategy)
+        _check_make_strategy(make_strategy)
         if workers is not None and store is None:
             raise ReferencesError("workers= need a store to share with the run: store=RunStore() or RunStore(path)")
         if store is not None and n_processes() > 1:
@@ -113,7 +113,7 @@ class References:
             first, second = (state_hashes(m.state_dict()) for m in (made.model, self.fresh_strategy("same").model))
         differing = sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
         # Slots planned from requests are too few for a model that unlearns nothing.
-        pooled = _pooled(made)
+        pooled = _pool_plugin(made)
         dealt = pooled is not None and isinstance(pooled.isolation.slots, Mapping)
         self._full_variant: Expected = "full" if dealt else "same"
         if differing:
@@ -133,24 +133,24 @@ class References:
         """
         task = int(experience.task_label)
         own = self.train_experience(task)
-        differences = [difference_of_data(part, experience) for part in self._parts[task]]
+        differences = [data_difference(part, experience) for part in self._parts[task]]
         if None not in differences:
-            self._refuse(f"task {task}: {differences[0]}")
+            self._refuse_data(f"task {task}: {differences[0]}")
         for name, default in (("permanent", False), ("deadline", None)):
             here, there = (getattr(e, name, default) for e in (experience, own))
             if here != there:
-                self._refuse(f"task {task}: {name}={here!r} in the run, and {name}={there!r} there")
+                self._refuse_data(f"task {task}: {name}={here!r} in the run, and {name}={there!r} there")
         if self.workers is not None and self._expected:
             self._train_ahead()
 
     def train_experience(self, task: int) -> Any:
         """Return the benchmark's training experience of a task, without requests."""
         if task not in self._experiences:
-            self._refuse(f"task {task} is none of theirs, {sorted(self._experiences)}")
+            self._refuse_data(f"task {task} is not among their tasks {sorted(self._experiences)}")
         return self._experiences[task]
 
     @staticmethod
-    def _refuse(difference: str) -> NoReturn:
+    def _refuse_data(difference: str) -> NoReturn:
         raise ReferencesError(
             f"the references were made of another benchmark than the run's ({difference}) and can't be compared: "
             "References(make_strategy, benchmark) with the benchmark on whose train_stream the strategy is trained"
@@ -243,24 +243,24 @@ class References:
         if strategy is None:
             remaining, hashes = record.remaining, record.after
             if record.task is not None and not getattr(self.train_experience(record.task), "left_out", ()):
-                self._refuse(f"task {record.task}: it has the unlearned samples there; use references.without(…)")
+                self._refuse_data(f"task {record.task}: it has the unlearned samples there; use references.without(…)")
         else:
             self._check_settings(made, strategy)
             known, ours = dict(made.model.named_parameters()), strategy.model.named_parameters()
             other = [name for name, p in ours if not (p.requires_grad or torch.equal(p, known.get(name, p)))]
             if other:
-                self._refuse(f"make_strategy builds other frozen weights ({other[0]}), which no training changes")
+                self._refuse_data(f"make_strategy builds other frozen weights ({other[0]}), which no training changes")
             remaining = unlearning_of(strategy).ledger.remaining
             hashes = state_hashes(strategy.model.state_dict())
         wanted = provable_tasks(tuple(tasks), remaining, made.model)
-        path = tuple(task for task in remaining if task in wanted or self._may_be_read(task, made))
+        path = tuple(task for task in remaining if task in wanted or self._is_readable(task, made))
         with preserved_rng(), torch.enable_grad():
             todo = () if ("same", path) in self._models else range(1, len(path) + 1)
             for n in tqdm(todo, desc="prove", unit="task", leave=False, disable=None):
                 self.train_along(path[:n], "same")
-        model, allowed = self.reference(path), {data_known(self.train_experience(task)) for task in path}
+        model, allowed = self.reference(path), {data_fingerprint(self.train_experience(task)) for task in path}
         apart = path in self._company and self._company[path] <= allowed
-        return proved(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
+        return with_proof(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
 
     def _check_settings(self, made: Strategy, strategy: Strategy) -> None:
         """Raise ReferencesError if ``strategy`` and ``made`` (built by ``make_strategy``) have different settings."""
@@ -274,7 +274,7 @@ class References:
                 f"make_strategy has other settings of {', '.join(differ)} than this strategy: give the one that made it"
             )
 
-    def _may_be_read(self, task: int, made: Strategy) -> bool:
+    def _is_readable(self, task: int, made: Strategy) -> bool:
         """Return True if another task's training may use the weights of ``task``, which is or may become permanent."""
         experience, plugin = self.train_experience(task), unlearning_of(made)
         deadlines = getattr(experience, "deadline", None), getattr(plugin, "deadline", None)
@@ -290,9 +290,9 @@ class References:
             ReferencesError: for a task that the benchmark does not have.
         """
         key = tuple((task, tuple(sorted(left_out[task]))) for task in sorted(left_out) if left_out[task])
-        return self._with(key, lambda task, positions: experience_without(self.train_experience(task), positions))
+        return self._with_data(key, lambda task, positions: without_positions(self.train_experience(task), positions))
 
-    def _with(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
+    def _with_data(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
         """Return references in which ``experience_of(task, what)`` replaces a task's data, for each pair in ``key``."""
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
@@ -306,17 +306,17 @@ class References:
         for task, digest in plugin.data.items():
             self.train_experience(task)
             if (task, digest) not in self._trained:
-                self._trained[task, digest] = join_by(digest, self._parts[task]) or self._refuse(
+                self._trained[task, digest] = join_if(digest, self._parts[task]) or self._refuse_data(
                     f"task {task}: its training data have other labels, or another number of samples"
                 )
         key = tuple(of for of in plugin.data.items() if self._trained[of] is not self._experiences[of[0]])
-        return self._with(key, lambda *of: self._trained[of])
+        return self._with_data(key, lambda *of: self._trained[of])
 
     def of(self, plugin: Any) -> References:
         """Return references for the data that the run of ``plugin`` learned, without samples unlearned in this run."""
         here = self.trained(plugin)
         sizes = {task: len(experience.dataset) for task, experience in here._experiences.items()}
-        return here.without(plugin.forgotten.left_out(sizes))
+        return here.without(plugin.forgotten.positions_by_task(sizes))
 
     def expect(self, *kinds: Expected) -> None:
         """Register model variants that a metric needs after every evaluation, so that workers can train them early."""
@@ -339,7 +339,7 @@ class References:
                 warnings.warn(f"a worker that trains references failed, the run trains them: {error!r}", stacklevel=4)
             return
         with preserved_rng():
-            run = self._begin("same")
+            run = self._new_run("same")
             run.keys_of(self._experiences.values(), **self.train_options)
             if not run.stored:
                 self.workers = None  # without stored states no result of another process can be loaded
@@ -351,7 +351,7 @@ class References:
         """Train the tasks of ``path`` one after another; return the run, with the trained model in ``run.strategy``."""
         run = self._runs.pop(variant, None)  # removed while it trains: an interrupted run is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
-            run = self._begin(variant)
+            run = self._new_run(variant)
         if run.trained != path[: len(run.trained)]:  # the common beginning of two paths is not trained again
             run.restart()
         for task in path[len(run.trained) :]:
@@ -365,7 +365,7 @@ class References:
         self._runs[variant] = run
         return run
 
-    def _begin(self, variant: Expected) -> Any:
+    def _new_run(self, variant: Expected) -> Any:
         strategy = self.fresh_strategy(variant)
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
@@ -380,17 +380,17 @@ class References:
             raise ReferencesError(
                 "make_strategy draws from a running random stream: plugins=[SeedingPlugin(seed), …] must come first"
             )
-        pooled = _pooled(strategy)
+        pooled = _pool_plugin(strategy)
         if pooled is not None and variant == "full":
             pooled.isolation = Pools()  # one slot per task: the full model may keep more tasks than there are slots
         if variant == "order":
             seeding.order_seed = derive_seed(seeding.order_seed, "another order")
         elif variant == "seed":
-            _reseed(strategy, seeding, derive_seed(seeding.seed, "another seed"))
+            _draw_again(strategy, seeding, derive_seed(seeding.seed, "another seed"))
         return strategy
 
 
-def _check_maker(make_strategy: object) -> None:
+def _check_make_strategy(make_strategy: object) -> None:
     """Raise ReferencesError unless ``make_strategy`` accepts ``evaluator=…``; only its signature is checked."""
     wanted = "give a function, def make_strategy(**kwargs), that makes a new strategy with these keyword arguments"
     if isinstance(make_strategy, BaseTemplate) or not callable(make_strategy):
@@ -405,12 +405,12 @@ def _check_maker(make_strategy: object) -> None:
         raise ReferencesError(f"make_strategy can't be called with evaluator=… ({error}): {wanted}") from error
 
 
-def _pooled(strategy: Strategy) -> Any:
+def _pool_plugin(strategy: Strategy) -> Any:
     """Return the strategy's plugin that assigns weight pools (parts of the weights) to tasks, or None."""
     return next((p for p in strategy.plugins if isinstance(getattr(p, "isolation", None), Pools)), None)
 
 
-def _reseed(strategy: Strategy, seeding: SeedingPlugin, seed: int) -> None:
+def _draw_again(strategy: Strategy, seeding: SeedingPlugin, seed: int) -> None:
     """Draw all parameters of a new strategy again from ``seed``, and set this seed in its plugins."""
     torch.manual_seed(seed)
     for module in strategy.model.modules():

@@ -10,7 +10,7 @@ from typing import Any
 from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.saving import encoded_state, give_state
+from avalanche_amnesia.training.host.saving import encoded_state, load_state_from
 
 
 class Retraining:
@@ -26,15 +26,15 @@ class Retraining:
         self.trained: tuple[int, ...] = ()
         self.computed = 0
         self.stored = True
-        self._keep(())
+        self._save(())
 
     @property
     def strategy(self) -> Any:
         """Return the strategy in the state after training the tasks in ``trained``; load this state if necessary."""
         if self._held != self.trained:
             self._held = None  # if the loading is interrupted, the strategy has no valid state
-            place = self._place(self.trained)
-            give_state(self._strategy, partial(read_state, place, self._tensors), place)
+            place = self._state_path(self.trained)
+            load_state_from(self._strategy, partial(read_state, place, self._tensors), place)
             self._held = self.trained
         return self._strategy
 
@@ -47,7 +47,7 @@ class Retraining:
             strategy.train(experience, **options)
             self._held, self._seconds[path] = path, perf_counter() - started
             self.computed += 1
-            self._keep(path)
+            self._save(path)
         self.trained = path
 
     def restart(self) -> None:
@@ -58,14 +58,14 @@ class Retraining:
         """Return the seconds of training the last task in ``trained``."""
         return self._seconds[self.trained]
 
-    def _keep(self, path: tuple[int, ...]) -> None:
+    def _save(self, path: tuple[int, ...]) -> None:
         if not self.stored:  # the warning is given once
             return
         try:
-            write_state(self._place(path), *encoded_state(self._strategy), self._tensors)
+            write_state(self._state_path(path), *encoded_state(self._strategy), self._tensors)
         except StateError as error:
             self.stored = False
             warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
 
-    def _place(self, path: tuple[int, ...]) -> Path:
+    def _state_path(self, path: tuple[int, ...]) -> Path:
         return Path(self._folder.name) / "-".join(map(str, ("state", *path)))

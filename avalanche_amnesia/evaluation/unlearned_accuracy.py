@@ -31,8 +31,8 @@ class UnlearnedAccuracy(ComparedMetric):
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
         """Yield the base class's models, and the reference with another data order if a further metric needs it."""
         yield from super().models(main, remaining)
-        if self._beside is not None and ("order", tuple(remaining)) in self._beside.expected():
-            yield "_floor_order", self._beside.reference(remaining, "order")
+        if self._active_references is not None and ("order", tuple(remaining)) in self._active_references.expected():
+            yield "_floor_order", self._active_references.reference(remaining, "order")
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return a task's accuracy in ``model`` with the task's stored mask and head; None if no head is stored."""
@@ -40,10 +40,10 @@ class UnlearnedAccuracy(ComparedMetric):
         logits = self.probed_logits(model, x, task)
         return None if logits is None else accuracy(logits, y)
 
-    def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+    def derived_values(self, strategy: Strategy, numbers: dict[str, dict[int, float]]) -> list[MetricValue]:
         """Return metric values per task and for all tasks: chance accuracy (mean), number of test samples (sum)."""
-        chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in read[""]}
-        samples = {task: len(self.test_experiences[task].dataset) for task in read[""]}
+        chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in numbers[""]}
+        samples = {task: len(self.test_experiences[task].dataset) for task in numbers[""]}
         return [
             *self.emit_by_task(strategy, f"{self}_chance", chances),
             *self.emit_by_task(strategy, f"{self}_samples", samples, sum(samples.values())),

@@ -18,7 +18,7 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 
 if TYPE_CHECKING:
-    from avalanche_amnesia.models.disjoint import DisjointModel, Share
+    from avalanche_amnesia.models.disjoint import Allocation, DisjointModel
 
 
 class CapacityError(ValueError):
@@ -52,7 +52,7 @@ class Pools:
 
     def __post_init__(self) -> None:
         if isinstance(self.slots, Mapping):
-            object.__setattr__(self, "slots", _checked(self.slots))
+            object.__setattr__(self, "slots", _checked_slots(self.slots))
         elif self.slots is not None:
             object.__setattr__(self, "slots", checks.whole_number("slots", self.slots))
 
@@ -72,33 +72,33 @@ class Pools:
         if not hasattr(benchmark, "train_stream"):
             raise TypeError(f"Pools.planned takes the benchmark that the strategy is trained on, got {benchmark!r}")
         stream = list(benchmark.train_stream)
-        gone, slots = departures(stream), dict[int, int]()
+        removals, slots = removal_positions(stream), dict[int, int]()
         until: list[int] = []  # for each slot, index of the last training during which it is occupied
         for position, experience in enumerate(stream):
             permanent = getattr(experience, "permanent", False)
             for task in (task for task in map(int, experience.task_labels) if task not in slots):
                 free = (number for number, taken in enumerate(until) if taken < position and not permanent)
                 slots[task] = next(free, len(until))
-                until[slots[task] : slots[task] + 1] = [gone.get(task, len(stream))]
+                until[slots[task] : slots[task] + 1] = [removals.get(task, len(stream))]
         return cls(slots)
 
-    def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
-        """Return a new task's :class:`Share`: its own weights, and the earlier tasks with weights that it may use.
+    def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Allocation:
+        """Return a new task's :class:`Allocation`: its own weights, and the earlier tasks with weights that it may use.
 
         Raises:
             CapacityError: if another task occupies the share; nothing changed.
         """
-        from avalanche_amnesia.models.disjoint import Share  # lazy: a circular import
+        from avalanche_amnesia.models.disjoint import Allocation  # lazy: a circular import
 
         layout = self._layout(strategy)
         shares = {other: share for other in model.tasks if (share := model.share(other)) is not None}
-        reads = tuple(sorted(other for other in shares if layout.is_open(other, task)))
+        reads = tuple(sorted(other for other in shares if layout.can_be_read(other, task)))
         held = seed if -(2**63) <= seed < 2**63 else derive_seed(seed, "partition")  # a share is stored as int64
-        found = Share(held, layout.slots, layout.slot(task), reads)
+        found = Allocation(held, layout.slots, layout.slot(task), reads)
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
             now = layout.tasks.index(task)
-            planned = [other for other in taken if layout.gone.get(other, now) < now]
+            planned = [other for other in taken if layout.removals.get(other, now) < now]
             why = f", though the stream requests to unlearn {planned} before, which was not done" if planned else ""
             raise CapacityError(
                 f"task {task}: slot {found.slot} of {found.slots} is taken by tasks {taken}{why}: {MORE_SLOTS}"
@@ -113,7 +113,7 @@ class Pools:
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
-        layout = StreamLayout.of(strategy.experience, self.slots, deadline)
+        layout = StreamLayout.make(strategy.experience, self.slots, deadline)
         task = int(strategy.experience.task_labels[0])
         if ledger is None or task not in ledger.remaining:
             return layout
@@ -127,18 +127,18 @@ class StreamLayout:
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
-    gone: Mapping[int, int]  # as :func:`departures` returns it
+    removals: Mapping[int, int]  # as :func:`removal_positions` returns it
     deadline: int | None
     given: int | Mapping[int, int] | None = None
     later: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
+    def make(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
         """Return the layout of the stream that contains an experience, or of the experience if there is no stream."""
         stream = list(getattr(experience, "origin_stream", None) or [experience])  # also what a retrained model skips
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
-        return cls(tasks, permanent, departures(stream), deadline, given)
+        return cls(tasks, permanent, removal_positions(stream), deadline, given)
 
     @property
     def slots(self) -> int:
@@ -155,17 +155,17 @@ class StreamLayout:
             return self.given[task]
         return sorted(self.tasks).index(task) if self.given is None else task % self.given
 
-    def is_open(self, task: int, to: int) -> bool:
-        """Return True if the later task ``to`` may use the weights of ``task``.
+    def can_be_read(self, task: int, later: int) -> bool:
+        """Return True if the later task ``later`` may use the weights of ``task``.
 
         It may if the stream declares the earlier task permanent, or if that task is further back in the stream than the
         deadline. The answer is the same in a run that never saw the tasks between.
         """
-        if task not in self.tasks or to not in self.tasks or task in self.later:
+        if task not in self.tasks or later not in self.tasks or task in self.later:
             return False
         if task in self.permanent:
             return True
-        before = self.tasks[: self.tasks.index(to)]
+        before = self.tasks[: self.tasks.index(later)]
         distance = before[::-1].index(task) + 1 if task in before else 0  # from its last training in the stream
         return self.deadline is not None and distance > self.deadline
 
@@ -173,28 +173,28 @@ class StreamLayout:
 # Slots by the stream's requests ------------------------------------------------------------------------------------
 
 
-def departures(stream: Sequence[Any]) -> dict[int, int]:
+def removal_positions(stream: Sequence[Any]) -> dict[int, int]:
     """Return task → position of the last experience before its removal, for each task that the stream will unlearn."""
-    gone: dict[int, int] = {}
+    removals: dict[int, int] = {}
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
         for request in (r for r in requests if r.when == "before"):
-            gone |= dict.fromkeys(request.gone, position - 1)
+            removals |= dict.fromkeys(request.gone, position - 1)
         for task in experience.task_labels:
-            gone.pop(int(task), None)  # trained again
+            removals.pop(int(task), None)  # trained again
         for request in (r for r in requests if r.when != "before"):
-            gone |= dict.fromkeys(request.gone, position)
-    return gone
+            removals |= dict.fromkeys(request.gone, position)
+    return removals
 
 
 def _warn_if_crowded(layout: StreamLayout) -> None:
     """Warn if a later task of the stream will find its slot (part of the weights) occupied by another task."""
     for position, task in enumerate(layout.tasks):
-        remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.gone.get(t, position) >= position)
+        remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.removals.get(t, position) >= position)
         there = [other for other in remaining if other != task and layout.slot(other) == layout.slot(task)]
         if not there:
             continue
-        late = [other for other in there if layout.is_open(other, task)]
+        late = [other for other in there if layout.can_be_read(other, task)]
         why = f", of which {late} can't be unlearned any more by then" if late else ""
         text = (
             f"task {task} will find its slot ({layout.slot(task)} of {layout.slots}) taken by tasks {there}{why}: "
@@ -207,7 +207,7 @@ def _warn_if_crowded(layout: StreamLayout) -> None:
 MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger number from the beginning"
 
 
-def _checked(slots: Mapping[int, int]) -> dict[int, int]:
+def _checked_slots(slots: Mapping[int, int]) -> dict[int, int]:
     """Return ``slots`` (task label → slot) as ints; raise ValueError unless all are integers of at least 0."""
     pairs = {checks.integer(task): checks.integer(slot) for task, slot in slots.items()}
     checked = {t: s for t, s in pairs.items() if t is not None and s is not None and min(t, s) >= 0}

@@ -26,17 +26,17 @@ import shtab
 
 from avalanche_amnesia import __version__, training
 from avalanche_amnesia import audit as records
-from avalanche_amnesia.audit.signing import signed_by
-from avalanche_amnesia.audit.words import claim_in_words, gone_in_words, outcome_in_words, wrapped
+from avalanche_amnesia.audit.signing import verifier_of
+from avalanche_amnesia.audit.words import claim_in_words, data_in_words, outcome_in_words, wrap
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.executors import clusters, jobs
 from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.study import settings
-from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
-from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_foreign, replace_file, replacing_all
-from avalanche_amnesia.saving.typed import typed
+from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, find_named
+from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_other_files, replace_file, replace_files
+from avalanche_amnesia.saving.typed import to_type
 
 Changes = list[tuple[str, str]]
 """Settings to change: pairs of a dotted name and a value as YAML, given as ``key=value``."""
@@ -104,7 +104,7 @@ def run(
         network: network to use instead of the file's
         seed: seed (default: the file's first)
     """
-    from avalanche_amnesia.lab.study.experiment import changed, experiment_of, folder_of, is_done, read_experiment
+    from avalanche_amnesia.lab.study.experiment import differences, experiment_of, folder_of, is_done, read_experiment
 
     given = {"stream.name": stream, "network.name": network}
     changes = [*((key, name) for key, name in given.items() if name is not None), *changes]
@@ -125,7 +125,7 @@ def run(
     if is_done(cell, folder):
         _print(f"there already, with these settings: {folder}")
         return
-    if differs := changed(cell, folder):
+    if differs := differences(cell, folder):
         _print(f"replaces the run in {folder}, which has other settings: {', '.join(differs)}")
     _print(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
@@ -164,7 +164,7 @@ def sweep(
     """
     from avalanche_amnesia.lab.study.experiment import from_yaml, read_experiment
 
-    parameters = typed(dict[str, Any], from_yaml(slurm, "--slurm"), "--slurm")
+    parameters = to_type(dict[str, Any], from_yaml(slurm, "--slurm"), "--slurm")
     missing = _missing_runs(read_experiment(file, profile, changes), method, scenario, seed, out, store)
     if not missing:
         return 0
@@ -309,7 +309,7 @@ def prove(
     except records.ProofError as error:
         failure, done = str(error), error.record
     _save_with_record(strategy, state, done, record, key)
-    _print_summary([failure or f"{gone_in_words(done.plan)}: {claim_in_words(done)}."], str(done))
+    _print_summary([failure or f"{data_in_words(done.plan)}: {claim_in_words(done)}."], str(done))
     return 1 if failure else 0
 
 
@@ -343,7 +343,7 @@ def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[
     from avalanche_amnesia.bits import state_hashes
     from avalanche_amnesia.saving.encoding import decode
 
-    held = decode(*read_state(state, check=None if public_key is None else signed_by(public_key.read_bytes())))
+    held = decode(*read_state(state, check=None if public_key is None else verifier_of(public_key.read_bytes())))
     tensors = {name: tensor for part in held["model"]["tensors"] for name, tensor in part.items()}
     here, left = state_hashes(tensors), record.after
     differ = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
@@ -418,10 +418,10 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
 
 def list_() -> None:
     """List methods, streams, networks, request scenarios and metrics, one line each."""
-    from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, READINGS
+    from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, TRACE_TESTS
 
     measured = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
-    metrics = measured | {reading.check: reading.title for reading in READINGS if reading.check not in measured}
+    metrics = measured | {reading.check: reading.title for reading in TRACE_TESTS if reading.check not in measured}
     kinds = {kind: getattr(settings, kind.upper()) for kind in ("methods", "streams", "networks", "scenarios")}
     kinds["metrics"] = metrics
     for kind, names in kinds.items():
@@ -439,7 +439,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
         download: names of data sets to download with torchvision
     """
     of_torchvision = settings.DATA_SETS.keys() - {"digits", "CIFAR10-JPEG"}
-    typed(list[Literal[tuple(sorted(of_torchvision))]], download or [], "--download")  # type: ignore[misc]
+    to_type(list[Literal[tuple(sorted(of_torchvision))]], download or [], "--download")  # type: ignore[misc]
     given = data_root or os.environ.get("AMNESIA_DATA")
     root = Path(given) if given else None
     if root or download:  # else no torch is needed, whose import takes seconds
@@ -466,7 +466,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("WANDB_SILENT", "true")
     options: dict[str, Any] = {}
     try:
-        options = _parsed(words)
+        options = _parse(words)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
         return options.pop("function")(**options) or 0
     except Exception as error:
@@ -493,7 +493,7 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message if lacks == message else f"{self.prog} needs {lacks}; {self.prog} --help explains")
 
 
-def _parsed(words: list[str]) -> dict[str, Any]:
+def _parse(words: list[str]) -> dict[str, Any]:
     """Parse the words of a command into a dict of arguments, with the command's function under ``function``."""
     parser = _Parser(prog="amnesia", description="Continual learning that can forget on request.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
@@ -584,9 +584,9 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
         yield name, f"{texts[field.name]} (type: {what}{shown})"
 
 
-def _docstring_parts(thing: Any) -> tuple[str, dict[str, str]]:
+def _docstring_parts(obj: Any) -> tuple[str, dict[str, str]]:
     """Return (first line of a docstring, name → text for its arguments or attributes)."""
-    text = inspect.getdoc(thing) or ""
+    text = inspect.getdoc(obj) or ""
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE)
     return text.partition("\n")[0], {name: " ".join(words.split()) for name, words in entries}
 
@@ -616,7 +616,7 @@ def _row_name(name: str) -> str:
 
 def _load_benchmark(name: str) -> Any:
     """Return the benchmark named ``module:name``; call the object first if it is a function."""
-    found = named(name, "--benchmark")
+    found = find_named(name, "--benchmark")
     found = _call_factory(name, "--benchmark") if callable(found) else found
     if not hasattr(found, "train_stream"):
         raise ValueError(f"--benchmark {name} is {found!r}, no benchmark")
@@ -627,12 +627,12 @@ def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: P
     """Return the runs of an experiment that have no results yet, and print their number."""
     from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
 
-    def listed(kind: Any, text: str, option: str) -> Any:
+    def parse_list(kind: Any, text: str, option: str) -> Any:
         value = from_yaml(text, option)  # EWC, or [EWC,LwF]
-        return typed(kind, value if isinstance(value, list) else [value], option)
+        return to_type(kind, value if isinstance(value, list) else [value], option)
 
-    methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
-    cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
+    methods, scenarios = parse_list(list[str], method, "method"), parse_list(list[str], scenario, "scenario")
+    cells = study.cells_of(experiment, methods, scenarios, parse_list(list[int], seed, "seed"))
     _check_writable({"--out": out, "--store": store})
     missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
     beside = "; their references come first" if missing else ""
@@ -646,7 +646,7 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
         training.save_state(strategy, into, key)
         return
     record.parent.mkdir(parents=True, exist_ok=True)
-    with replacing_all([record]) as (part,):
+    with replace_files([record]) as (part,):
         part.write_text((done.to_json() if key is None else done.sign(key)) + "\n")
         training.save_state(strategy, into, key)
 
@@ -655,7 +655,7 @@ def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by:
     """Build a strategy and load a saved state into it; return (strategy, its unlearning plugin, private key)."""
     key, public = _read_key(sign, "--sign"), _read_key(by, "--public-key")
     before = read_body(state)  # report a path without a state first
-    refuse_foreign(into)
+    refuse_other_files(into)
     if key is None and into == state and "signature" in json.loads((state / STATE).read_text()):
         raise ValueError(f"{state} is signed, and would not be any more: give --sign KEY.pem")
     strategy = _call_factory(factory, "--factory")
@@ -694,7 +694,7 @@ def _read_key(file: Path | None, option: str) -> bytes | None:
 
 def _call_factory(name: str, option: str) -> Any:
     """Call the function ``module:name`` without arguments; raise its errors again with this name in the message."""
-    make = named(name, option)
+    make = find_named(name, option)
     try:
         inspect.signature(make).bind()
     except TypeError as error:
@@ -709,7 +709,7 @@ def _progress_printer() -> Callable[[Any, Any, int], None]:
     """Return a callback that prints each finished job."""
     n_done = count(1)
 
-    def tell(job: Any, result: Any, n_left: int) -> None:
+    def print_job(job: Any, result: Any, n_left: int) -> None:
         if isinstance(result, BaseException):
             words = f"failed: {type(result).__name__}: {result}"
         else:
@@ -717,7 +717,7 @@ def _progress_printer() -> Callable[[Any, Any, int], None]:
         n = next(n_done)
         _print(f"[{n}/{n + n_left}] {job.name}: {words}")
 
-    return tell
+    return print_job
 
 
 def _run_summary(run: Any) -> str:
@@ -725,7 +725,7 @@ def _run_summary(run: Any) -> str:
     from avalanche_amnesia.lab.report.measures import COLUMNS
     from avalanche_amnesia.lab.report.verdicts import verdict_of
 
-    shown = [(COLUMNS[key], COLUMNS[key].of(run.last)) for key in ("remaining", "unlearned", "ratio")]
+    shown = [(COLUMNS[key], COLUMNS[key].get(run.last)) for key in ("remaining", "unlearned", "ratio")]
     words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
 
     return ", ".join([*words, str(verdict_of([run]))])
@@ -733,7 +733,7 @@ def _run_summary(run: Any) -> str:
 
 def _print_summary(told: Sequence[str], details: str) -> None:
     """Print sentences, and details after them."""
-    _print("\n".join([*(line for sentence in told for line in wrapped(sentence)), "", details]))
+    _print("\n".join([*(line for sentence in told for line in wrap(sentence)), "", details]))
 
 
 def _print(text: str) -> None:

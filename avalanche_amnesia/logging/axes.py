@@ -45,11 +45,11 @@ class Position:
         self._trainings = 0
         self._coming = NO_TASK
 
-    def hear(self, callback: str, strategy: Strategy) -> None:
+    def update(self, callback: str, strategy: Strategy) -> None:
         """Update the position at a callback, before Avalanche's own counter of trainings changes."""
         self.iteration = strategy.clock.train_iterations
         if not self._started or callback in ("before_training_exp", "before_eval", "before_unlearning"):
-            self._follow(strategy)
+            self._copy_position(strategy)
         if callback == "before_training_exp":
             self.in_training = True
             self._coming = _label_of(getattr(strategy, "experience", None), self._trainings)
@@ -65,7 +65,7 @@ class Position:
         """Return the name of each x axis → the run's position on it."""
         return {ITERATION: self.iteration, TASK: self.task, EVENT: self.event}
 
-    def _follow(self, strategy: Strategy) -> None:
+    def _copy_position(self, strategy: Strategy) -> None:
         """Copy the position from the strategy, which may have been loaded, or may have discarded a task."""
         plugin = unlearning_of(strategy)
         counter = strategy.clock.train_exp_counter

@@ -28,7 +28,7 @@ def configuration_of(strategy: Strategy) -> dict[str, Any]:
         "method": type(strategy).__name__,
         "seed": seed,
         **({"order_seed": order["order_seed"]} if order.get("order_seed", seed) != seed else {}),
-        "stream": _stream(strategy),
+        "stream": _stream_settings(strategy),
         "network": {
             "model": type(model).__name__,
             "backbone": getattr(backbone, "original", type(backbone).__name__),
@@ -36,18 +36,18 @@ def configuration_of(strategy: Strategy) -> dict[str, Any]:
         },
         "optimizer": {"class": type(optimizer).__name__}
         | {n: v for n, v in of_optimizer.items() if v not in (None, False)},
-        "training": _given(training),
-        "options": _given(options),
+        "training": _drop_empty(training),
+        "options": _drop_empty(options),
         "versions": package_versions(),
     }
 
 
-def _stream(strategy: Strategy) -> dict[str, Any]:
+def _stream_settings(strategy: Strategy) -> dict[str, Any]:
     experience = getattr(strategy, "experience", None)
     stream = getattr(getattr(experience, "origin_stream", None), "benchmark", None)
     experiences = list(getattr(stream, "train_stream", ()))
     requests = [
-        _in_words(request, experience.task_label)
+        _request_text(request, experience.task_label)
         for experience in experiences
         for request in getattr(experience, "requests", ())
     ]
@@ -57,7 +57,7 @@ def _stream(strategy: Strategy) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in (None, 0, [])}
 
 
-def _in_words(request: Any, task: int) -> str:
+def _request_text(request: Any, task: int) -> str:
     """Return a request as text, with the number of samples but not their positions, because these are private."""
     parts = [f"{len(request.samples)} samples"] if request.samples else []
     parts += [f"classes {', '.join(map(str, request.classes))}"] if request.classes else []
@@ -65,7 +65,7 @@ def _in_words(request: Any, task: int) -> str:
     return f"{what} {request.event(task)}"
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_empty(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without those that are None and without empty groups."""
-    found = {name: _given(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
+    found = {name: _drop_empty(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
     return {name: value for name, value in found.items() if value is not None and value != {}}

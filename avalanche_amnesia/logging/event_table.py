@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.audit.words import claim_in_words, gone_in_words
+from avalanche_amnesia.audit.words import claim_in_words, data_in_words
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.names import EVENT
 
@@ -31,25 +31,25 @@ class EventTable:
         self._remaining: frozenset[int] | None = None
         self.changed = False
 
-    def trained(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
+    def add_training(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
         """Add a row for a finished task; `remaining`: the remaining tasks; None for a strategy without ledger."""
-        self._begin({"event": event, "what": "trained", "task": task, "remaining": _listed(remaining)}, remaining)
+        self._add_row({"event": event, "what": "trained", "task": task, "remaining": _task_list(remaining)}, remaining)
 
-    def unlearned(self, event: int, task: int, record: UnlearningRecord | None) -> None:
+    def add_unlearning(self, event: int, task: int, record: UnlearningRecord | None) -> None:
         """Add a row for an unlearning. `record`: record of the unlearning; None for another package's plugin."""
         row: dict[str, Any] = {"event": event, "what": "unlearned", "task": task}
         if record is not None:
-            gone = _listed(record.tasks) if record.task is None else gone_in_words(record.plan)
-            row |= {"unlearned": gone, "remaining": _listed(record.remaining)}
-            row |= {"affected": _listed(record.affected), "claim": claim_in_words(record)}
-        self._begin(row, None if record is None else record.remaining)
+            gone = _task_list(record.tasks) if record.task is None else data_in_words(record.plan)
+            row |= {"unlearned": gone, "remaining": _task_list(record.remaining)}
+            row |= {"affected": _task_list(record.affected), "claim": claim_in_words(record)}
+        self._add_row(row, None if record is None else record.remaining)
 
-    def proved(self, record: UnlearningRecord) -> None:
+    def update_claim(self, record: UnlearningRecord) -> None:
         """Update the claim in the row of the last unlearning after its proof succeeded or failed."""
         row = next(row for row in reversed(self._rows) if row["what"] == "unlearned")
         row["claim"], self.changed = claim_in_words(record), True
 
-    def take(self, name: str, value: float, axis: str) -> None:
+    def add_number(self, name: str, value: float, axis: str) -> None:
         """Add a logged number to the row of the last event, if the number belongs to an event."""
         if not self._rows:
             return
@@ -69,12 +69,12 @@ class EventTable:
         columns = (*_OWN, *measured)
         return Table(columns, tuple(tuple(row.get(column) for column in columns) for row in self._rows))
 
-    def _begin(self, row: dict[str, Any], remaining: Iterable[int] | None) -> None:
+    def _add_row(self, row: dict[str, Any], remaining: Iterable[int] | None) -> None:
         self._rows.append(row)
         self._accuracies = {}
         self._remaining = None if remaining is None else frozenset(remaining)
         self.changed = True
 
 
-def _listed(tasks: Sequence[int] | None) -> str | None:
+def _task_list(tasks: Sequence[int] | None) -> str | None:
     return None if tasks is None else ", ".join(map(str, tasks))

@@ -24,11 +24,11 @@ SUPPORTED = (
 )
 
 
-def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def flatten_value(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each part of a value: ``name/key`` for a dict, ``name/table`` for a picture's table."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from flattened(f"{name}/{key}", inner)
+            yield from flatten_value(f"{name}/{key}", inner)
     else:
         yield name, value
         if isinstance(value, Picture) and value.table is not None:

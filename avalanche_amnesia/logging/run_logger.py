@@ -17,14 +17,14 @@ from avalanche_amnesia.logging.axes import AXES, Position, axis_of
 from avalanche_amnesia.logging.configuration import configuration_of
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION
-from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
+from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flatten_value, payload_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import EVENTS_OF_ITERATIONS, unlearning_of
 
 DEFAULT_PROJECT = "avalanche-amnesia"
 
 
-def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
+def is_about(name: str, tasks: tuple[int, ...]) -> bool:
     """Return True if a value's name contains the label of one of ``tasks``, as in ``/Task003``."""
     return any(f"/Task{task:03d}" in name for task in tasks)
 
@@ -55,12 +55,12 @@ class RunLogger(BaseLogger, ABC):
         self._kept: tuple[str, UnlearningRecord] | None = None
 
     @abstractmethod
-    def _missing(self) -> str:
+    def _no_run_text(self) -> str:
         """Return an error text: the reason why the logger has no run to write to, and the remedy."""
 
-    def _open(self) -> Any:
+    def _get_writer(self) -> Any:
         if self._writer is None or self._finished:
-            raise RuntimeError(self._missing())
+            raise RuntimeError(self._no_run_text())
         return self._writer
 
     def log_metrics(self, metric_values: list[MetricValue]) -> None:
@@ -68,21 +68,21 @@ class RunLogger(BaseLogger, ABC):
         if not metric_values and not self._pending:
             return
         if self._finished:  # no error: an unlearning must not fail for a dashboard
-            self._warn_once("", self._missing())
+            self._warn_once("", self._no_run_text())
             return
-        self._open()  # no value is taken that can't be written
+        self._get_writer()  # no value is taken that can't be written
         self._write_pending()  # values logged by the user, or in an iteration: no callback followed
         self._pending = list(metric_values)
 
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
         """Write one value at once, not at Avalanche's next callback; `x_plot` is its iteration."""
-        self._open()
+        self._get_writer()
         self.log_metrics([MetricValue(None, name, value, x_plot)])
         self._write_pending()
 
     def log_values(self, values: Mapping[str, Any]) -> None:
         """Write further values (name → value), which no metric emits, as one row with the x axis `event`."""
-        self._open()
+        self._get_writer()
         origin, at = SimpleNamespace(axis=EVENT), self._position.iteration
         self.log_metrics([MetricValue(origin, name, value, at) for name, value in values.items()])
         self._write_pending()
@@ -128,15 +128,15 @@ class RunLogger(BaseLogger, ABC):
         if self._finished:
             return
         events = self._position.event
-        self._position.hear(callback, strategy)
+        self._position.update(callback, strategy)
         self._describe(callback, strategy)
         if self._position.event > events:
             self._begin_event(callback, strategy)
         self._write_pending(callback)
         if callback == "after_unlearning":
-            self._unlearned(strategy)
+            self._log_record(strategy)
         elif callback in ("after_eval", "after_proof"):
-            self._proved(strategy)
+            self._update_record(strategy)
             self.log_events()
 
     def _describe(self, callback: str, strategy: Strategy) -> None:
@@ -145,7 +145,7 @@ class RunLogger(BaseLogger, ABC):
             return
         if getattr(strategy, "experience", None) is None and callback != "after_unlearning":
             return  # the stream is known with the first experience, which a loaded strategy may lack
-        writer = self._open()
+        writer = self._get_writer()
         self._described = True
         settings = configuration_of(strategy)
         name = settings["method"] + ("" if settings["seed"] is None else f", seed {settings['seed']}")
@@ -155,31 +155,31 @@ class RunLogger(BaseLogger, ABC):
         """Add a row for the event to the table. At the end of a task, the ledger does not contain this task yet."""
         at, plugin = self._position, unlearning_of(strategy)
         if callback == "after_unlearning":
-            self._events.unlearned(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
+            self._events.add_unlearning(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
             return
         remaining = None
         if plugin is not None:
             remaining = tuple(dict.fromkeys((*plugin.ledger.remaining, at.task)))
-        self._events.trained(at.event, at.task, remaining)
+        self._events.add_training(at.event, at.task, remaining)
 
-    def _unlearned(self, strategy: Strategy) -> None:
+    def _log_record(self, strategy: Strategy) -> None:
         """Store the last record as file and text, and remove the unlearned tasks' values from the summary."""
         plugin = unlearning_of(strategy)
         if plugin is not None and plugin.records:
-            writer, record = self._open(), plugin.records[-1]
+            writer, record = self._get_writer(), plugin.records[-1]
             self._kept = f"Record/event {self._position.event}", record
             writer.forget(record.tasks)
             writer.keep(record)
             writer.note({self._kept[0]: str(record)})
 
-    def _proved(self, strategy: Strategy) -> None:
+    def _update_record(self, strategy: Strategy) -> None:
         """Replace the last stored record if a proof has changed it (added the proof, or made it ``approximate``)."""
         if self._kept is not None and (plugin := unlearning_of(strategy)).records[-1] != self._kept[1]:
             name, record = self._kept[0], plugin.records[-1]
             self._kept = name, record
-            self._open().keep(record, again=True)
-            self._open().note({name: str(record)})
-            self._events.proved(record)
+            self._get_writer().keep(record, again=True)
+            self._get_writer().note({name: str(record)})
+            self._events.update_claim(record)
 
     def _write_pending(self, callback: str | None = None) -> None:
         """Write the pending values in as few rows as possible, with one value per name and row."""
@@ -190,7 +190,7 @@ class RunLogger(BaseLogger, ABC):
         for metric in values:
             if callback is None:
                 self._position.iteration = metric.x_plot
-            for name, value in flattened(metric.name, metric.value):
+            for name, value in flatten_value(metric.name, metric.value):
                 if name in AXES:
                     raise ValueError(f"{name!r} is an axis of the logger, as {AXES} are: log it under another name")
                 if isinstance(value, Picture) and not self._pictures:
@@ -210,15 +210,15 @@ class RunLogger(BaseLogger, ABC):
                         rows.append(row := at)
                     row[name] = payload
                     if isinstance(payload, float) and not self._position.in_training:
-                        self._events.take(name, payload, axis)
+                        self._events.add_number(name, payload, axis)
         if texts:
-            self._open().note(texts)
+            self._get_writer().note(texts)
         self._log_rows(rows, axes)
 
     def _log_rows(self, rows: list[dict[str, Payload]], axes: Mapping[str, str]) -> None:
         if not rows:
             return
-        writer = self._open()
+        writer = self._get_writer()
         for name, axis in axes.items():
             if name not in self._defined:
                 writer.define(name, axis)

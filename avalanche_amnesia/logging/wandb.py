@@ -16,7 +16,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.payloads import Payload, is_image
-from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, tells_of
+from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, is_about
 
 Mode = Literal["online", "offline", "disabled"]
 _OLD_NAMES = {"run": "online", "dryrun": "offline"}
@@ -59,7 +59,7 @@ class WandBWriter:
 
     def forget(self, tasks: tuple[int, ...]) -> None:
         """Remove the values of ``tasks`` from the run's summary."""
-        for name in [name for name in self.run.summary.keys() if tells_of(name, tasks)]:  # noqa: SIM118
+        for name in [name for name in self.run.summary.keys() if is_about(name, tasks)]:  # noqa: SIM118
             del self.run.summary[name]
 
     def finish(self, exit_code: int) -> None:
@@ -137,7 +137,7 @@ class WandBLogger(RunLogger):
         if run is not None:
             defaults = {"project": DEFAULT_PROJECT, "tags": []}
             if beside := [name for name, value in settings.items() if value != defaults.get(name)]:
-                raise ValueError(f"{', '.join(beside)} given beside run: pass them to wandb.init, or leave run out")
+                raise ValueError(f"{', '.join(beside)} given with run: pass them to wandb.init, or leave run out")
             _check_run(run)
         else:
             import wandb
@@ -153,7 +153,7 @@ class WandBLogger(RunLogger):
     @property
     def run(self) -> Any:
         """Return the W&B run; raise RuntimeError if it is finished, or if the logger was loaded without a run."""
-        return self._open().run
+        return self._get_writer().run
 
     def attach(self, run: Any) -> None:
         """Log to `run` from now on, and continue the x axes; only for a logger loaded without its run.
@@ -174,7 +174,7 @@ class WandBLogger(RunLogger):
         self._defined.clear()
         self.run_id = run.id
 
-    def _missing(self) -> str:
+    def _no_run_text(self) -> str:
         if self._finished:
             return f"the W&B run {self.run_id} is finished and takes no more values: log to a new WandBLogger"
         return (

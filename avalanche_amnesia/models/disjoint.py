@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel, shapes, with_parts
-from avalanche_amnesia.models.substitutes import StateSite, kept_tensors, outline, state_sites
+from avalanche_amnesia.models.substitutes import StateSite, hash_tensors, state_sites, tensor_outline
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.text_table import text_table
-from avalanche_amnesia.unit_graph.backbones import run_on
+from avalanche_amnesia.unit_graph.backbones import run_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _DEALT, _ENTRIES = "dealt", "entries."
@@ -32,7 +32,7 @@ _PERMUTATIONS = 32
 
 
 @dataclass(frozen=True)
-class Share:
+class Allocation:
     """Weights that a task may use: its own part (slot) of every tensor, and the parts of the tasks in ``reads``.
 
     The partition of the entries is computed from (seed, tensor name) whenever it is needed, so it takes no memory.
@@ -43,14 +43,14 @@ class Share:
     slot: int  # the part that the task owns, from 0
     reads: tuple[int, ...] = ()  # permanent tasks whose entries the task uses but never changes
 
-    def encoded(self) -> Tensor:
+    def encode(self) -> Tensor:
         """Return the attributes as an int64 tensor: ``seed``, ``slots``, ``slot``, then the tasks in ``reads``."""
         *numbers, reads = astuple(self)
         return torch.tensor([*numbers, *reads], dtype=torch.int64)
 
     @classmethod
-    def decoded(cls, numbers: Tensor) -> Self:
-        """Convert a tensor from :meth:`encoded` back to a share; raise ValueError if the tensor is invalid."""
+    def decode(cls, numbers: Tensor) -> Self:
+        """Convert a tensor from :meth:`encode` back to a share; raise ValueError if the tensor is invalid."""
         found = numbers.tolist() if numbers.dtype == torch.int64 and numbers.dim() == 1 else []
         if len(found) < 3 or not 0 <= found[2] < found[1]:
             raise ValueError(f"{found} is no share: seed, slots, slot, tasks that are read")
@@ -60,7 +60,7 @@ class Share:
         """Return True if the tasks of this share and of ``other`` may own the same entry of a tensor."""
         return (self.seed, self.slots) != (other.seed, other.slots) or self.slot == other.slot
 
-    def deals(self, shape: torch.Size) -> bool:
+    def can_partition(self, shape: torch.Size) -> bool:
         """Return True if a tensor of this shape can be partitioned among tasks; otherwise each task has its own copy.
 
         Tensors with a single row (biases, norms, a token, an embedding of positions) are copied, and tensors whose rows
@@ -68,7 +68,7 @@ class Share:
         """
         return len(shape) > 1 and shape[0] > 1 and prod(shape[1:]) >= self.slots
 
-    def owned(self, name: str, shape: torch.Size) -> Tensor:
+    def own_entries(self, name: str, shape: torch.Size) -> Tensor:
         """Return a bool tensor, True at the task's own entries: a fraction 1 / ``slots`` of each row, rounded."""
         codes, rows, turns = _partition(self.seed, name, shape[0], prod(shape[1:]), self.slots)
         wanted = ((self.slot - turns) % self.slots).to(codes.dtype)
@@ -86,10 +86,10 @@ def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tupl
     return torch.from_numpy(ranks % slots).to(kind), torch.from_numpy(rows), torch.from_numpy(turns)
 
 
-class TaskShare(nn.Module):
+class TaskWeights(nn.Module):
     """Parameters and buffers of one task: in training a whole network, afterwards only the task's own ``entries``.
 
-    The names of ``entries`` have "/" in place of ".". ``dealt``: encoded :class:`Share`, None before the partition.
+    The names of ``entries`` have "/" instead of ".". ``dealt``: encoded :class:`Allocation`, None before the partition.
     """
 
     def __init__(self, entries: nn.Module, dealt: Tensor | None = None) -> None:
@@ -100,9 +100,9 @@ class TaskShare(nn.Module):
         self.backbone: dict[str, str] = {}  # hashes of its tensors when the training began; empty for a finished task
 
     @property
-    def share(self) -> Share:
-        """Return the :class:`Share` that ``dealt`` encodes."""
-        return Share.decoded(self.dealt)
+    def share(self) -> Allocation:
+        """Return the :class:`Allocation` that ``dealt`` encodes."""
+        return Allocation.decode(self.dealt)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -137,14 +137,14 @@ class DisjointModel(MultiHeadModel):
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)
         self._learning = frozenset(name for name, p in backbone.named_parameters() if p.requires_grad)
-        self._opened = _Opened()
+        self._network_cache = _NetworkCache()
         self.copied()  # raises if the backbone can't be copied
 
     # Shares ---------------------------------------------------------------------------------------------------
 
-    def share(self, task: int) -> Share | None:
-        """Return the :class:`Share` (usable weights) of a task, or None if :meth:`deal` has not assigned one."""
-        held: TaskShare | None = self.task_parts(task)
+    def share(self, task: int) -> Allocation | None:
+        """Return the :class:`Allocation` (usable weights) of a task, or None if :meth:`deal` has not assigned one."""
+        held: TaskWeights | None = self.task_parts(task)
         return None if held is None or held.dealt is None else held.share
 
     def tasks_read(self, task: int) -> Sequence[int]:
@@ -152,17 +152,17 @@ class DisjointModel(MultiHeadModel):
         share = self.share(task)
         return () if share is None else share.reads
 
-    def dealt(self, share: Share) -> dict[str, nn.Parameter]:
+    def dealt(self, share: Allocation) -> dict[str, nn.Parameter]:
         """Return the backbone's partitioned parameters by name; each task has copies of all other trainable parameters.
 
-        Copied are parameters that :meth:`Share.deals` excludes, and the smallest matrices and kernels, as long as all
-        slots' copies together are at most a twentieth of the network. A first convolution, for example, has too few
-        inputs to be partitioned.
+        Copied are parameters that :meth:`Allocation.can_partition` excludes, and the smallest matrices and kernels, as
+        long as all slots' copies together are at most a twentieth of the network. A first convolution, for example,
+        has too few inputs to be partitioned.
         """
         named = self.backbone.named_parameters()
         learning = {name: parameter for name, parameter in named if name in self._learning}
         room = _COPIES * sum(p.numel() for p in learning.values()) / share.slots
-        dealt = {name: p for name, p in learning.items() if share.deals(p.shape)}
+        dealt = {name: p for name, p in learning.items() if share.can_partition(p.shape)}
         for name, parameter in sorted(dealt.items(), key=lambda item: item[1].numel()):
             room -= parameter.numel()
             if room < 0:
@@ -176,7 +176,7 @@ class DisjointModel(MultiHeadModel):
         Args:
             slots: number of slots, see :class:`~avalanche_amnesia.isolation.Pools`, at least 1.
         """
-        share = Share(0, checks.whole_number("slots", slots), 0)
+        share = Allocation(0, checks.whole_number("slots", slots), 0)
         dealt, rows, total = self.dealt(share), [], 0
         for name, parameter in self.backbone.named_parameters():
             n, rule = parameter.numel(), "each task's own"
@@ -187,7 +187,7 @@ class DisjointModel(MultiHeadModel):
             total += n
             rows.append((name, " × ".join(map(str, parameter.shape)), rule, f"{n:,}"))
         table = text_table(("parameter", "shape", "rule", "per task"), rows)
-        return f"{table}\n{total:,} numbers per task, beside its head\n"
+        return f"{table}\n{total:,} numbers per task, plus its head\n"
 
     def begins_as(self, name: str) -> str:
         """Return the name of the parameter that gives a task's parameter ``name`` its first values; else ``name``."""
@@ -199,16 +199,16 @@ class DisjointModel(MultiHeadModel):
         parameters = self.dealt(next(iter(shares.values()))) if shares else {}
         total = sum(parameter.numel() for parameter in parameters.values())
         owned = sum(
-            int(share.owned(name, p.shape).sum()) for share in shares.values() for name, p in parameters.items()
+            int(share.own_entries(name, p.shape).sum()) for share in shares.values() for name, p in parameters.items()
         )
         return 1 - owned / total if total else 1.0
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def fresh_parts(self) -> TaskShare:
+    def fresh_parts(self) -> TaskWeights:
         """Return a copy of the backbone for a new task; :meth:`deal` later restricts the copy to the task's weights."""
-        self._opened = _Opened()  # frees memory for the new network
-        return TaskShare(self.copied())
+        self._network_cache = _NetworkCache()  # frees memory for the new network
+        return TaskWeights(self.copied())
 
     def copied(self) -> nn.Module:
         """Return a copy of the backbone that shares its frozen parameters; raise ModelError if copying fails."""
@@ -222,7 +222,7 @@ class DisjointModel(MultiHeadModel):
             ) from error
 
     @torch.no_grad()
-    def deal(self, task: int, share: Share) -> dict[str, Tensor]:
+    def deal(self, task: int, share: Allocation) -> dict[str, Tensor]:
         """Restrict a task's network to its ``share`` of the weights: initialise own entries, set unused weights to +0.
 
         Own entries start from the backbone's values times ``1/√density``, for the density of entries that the task uses
@@ -235,13 +235,13 @@ class DisjointModel(MultiHeadModel):
         Returns:
             Name in the backbone → bool tensor of the task's own entries, for all partitioned parameters.
         """
-        held: TaskShare = self.task_parts(task)
-        held.dealt = share.encoded()
-        held.backbone = kept_tensors(self.backbone, self.backbone.named_parameters())
+        held: TaskWeights = self.task_parts(task)
+        held.dealt = share.encode()
+        held.backbone = hash_tensors(self.backbone, self.backbone.named_parameters())
         parameters, owned = dict(held.entries.named_parameters()), {}
         for name, initial in self.dealt(share).items():
-            mine = owned[name] = share.owned(name, initial.shape).to(initial.device)
-            theirs = [self._entries_of(other, name, initial.shape) for other in share.reads]
+            mine = owned[name] = share.own_entries(name, initial.shape).to(initial.device)
+            theirs = [self._positions_and_values(other, name, initial.shape) for other in share.reads]
             n_read = int(mine.sum()) + sum(len(values) for _, values in theirs)
             parameter = parameters[name]
             parameter.masked_fill_(~mine, 0).mul_((mine.numel() / n_read) ** 0.5)
@@ -249,11 +249,11 @@ class DisjointModel(MultiHeadModel):
                 parameter.masked_scatter_(where, values)
         return owned
 
-    def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    def _positions_and_values(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Return (bool tensor of positions, values) of a finished task's own entries in a parameter of ``shape``."""
-        held: TaskShare = self.task_parts(task)
-        values = held.entries.get_parameter(_flat(name)).detach()
-        return held.share.owned(name, shape).to(values.device), values
+        held: TaskWeights = self.task_parts(task)
+        values = held.entries.get_parameter(_without_dots(name)).detach()
+        return held.share.own_entries(name, shape).to(values.device), values
 
     @torch.no_grad()
     def finish_task(self, task: int) -> None:
@@ -263,8 +263,8 @@ class DisjointModel(MultiHeadModel):
             ModelError: if forward passes changed a tensor that is no parameter, buffer or tensor attribute of a module,
                 or if the training changed the original backbone.
         """
-        held: TaskShare = self.task_parts(task)
-        now = kept_tensors(self.backbone, self.backbone.named_parameters())
+        held: TaskWeights = self.task_parts(task)
+        now = hash_tensors(self.backbone, self.backbone.named_parameters())
         moved = sorted(name for name in {*now, *held.backbone} if now.get(name) != held.backbone.get(name))
         if moved:
             raise ModelError(
@@ -272,7 +272,7 @@ class DisjointModel(MultiHeadModel):
                 "that the backbone holds (hooks, lambdas) and weak references are not copied, and lead to the first "
                 "one: let them be methods, or functools.partial of them, and take modules from their arguments"
             )
-        before, after = outline(self.backbone), outline(held.entries)
+        before, after = tensor_outline(self.backbone), tensor_outline(held.entries)
         changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         if changed:
             raise ModelError(
@@ -285,22 +285,22 @@ class DisjointModel(MultiHeadModel):
         self.store_task(task, with_parts(self.heads[task], self._own_entries(held.entries, held.share, sites)))
         self.heads.finish(task)
 
-    def _own_entries(self, network: nn.Module, share: Share, sites: Iterable[StateSite]) -> TaskShare:
+    def _own_entries(self, network: nn.Module, share: Allocation, sites: Iterable[StateSite]) -> TaskWeights:
         """Return a TaskShare: copies of a task's entries in ``network``, and of non-parameter tensors at ``sites``."""
         kept, dealt = nn.Module(), self.dealt(share)
         for name, parameter in network.named_parameters():
             if name in self._learning:
                 own = parameter.detach()
                 if name in dealt:
-                    own = own.masked_select(share.owned(name, own.shape).to(own.device))
-                kept.register_parameter(_flat(name), nn.Parameter(own.clone(), requires_grad=False))
+                    own = own.masked_select(share.own_entries(name, own.shape).to(own.device))
+                kept.register_parameter(_without_dots(name), nn.Parameter(own.clone(), requires_grad=False))
         for site in sites:
-            kept.register_buffer(_flat(site.name), site.value.detach().clone())
-        return TaskShare(kept, share.encoded().to(self._device))
+            kept.register_buffer(_without_dots(site.name), site.value.detach().clone())
+        return TaskWeights(kept, share.encode().to(self._device))
 
     def remove_task(self, task: int) -> None:
         """Remove all modules and tensors of a task, and the cached network."""
-        self._opened = _Opened()
+        self._network_cache = _NetworkCache()
         super().remove_task(task)
 
     # Forward --------------------------------------------------------------------------------------------------
@@ -311,21 +311,21 @@ class DisjointModel(MultiHeadModel):
             return self.backbone
         if task in self.heads.unfinished:
             return self.task_parts(task).entries
-        return self._opened.network(self, task)
+        return self._network_cache.network(self, task)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
-        return run_on(self.network(task), x)
+        return run_backbone(self.network(task), x)
 
     @torch.no_grad()
     def write_network(self, network: nn.Module, task: int) -> None:
         """Write the parameters and buffers of a finished task into ``network``, a copy of the backbone."""
-        held: TaskShare = self.task_parts(task)
+        held: TaskWeights = self.task_parts(task)
         dealt, own = self.dealt(held.share), held.tensors
         for name, parameter in network.named_parameters():
             if name in dealt:
                 parameter.zero_()
                 for other in (*held.share.reads, task):
-                    where, values = self._entries_of(other, name, parameter.shape)
+                    where, values = self._positions_and_values(other, name, parameter.shape)
                     parameter.masked_scatter_(where, values)  # three times as fast as an assignment
             elif name in own:
                 parameter.copy_(own[name])
@@ -333,13 +333,13 @@ class DisjointModel(MultiHeadModel):
             site.value.copy_(own.get(site.name, given.value))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._opened = _Opened()  # the cached network has the old device and type
+        self._network_cache = _NetworkCache()  # the cached network has the old device and type
         return super()._apply(fn, recurse)
 
     # State ----------------------------------------------------------------------------------------------------
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
-        self._opened = _Opened()
+        self._network_cache = _NetworkCache()
         super()._match_tasks(state)
         shares = {task: share for task in self.tasks if (share := self.share(task)) is not None}
         for task, share in shares.items():
@@ -351,14 +351,14 @@ class DisjointModel(MultiHeadModel):
 
     def _fits(self, task: int, saved: Mapping[str, Tensor]) -> bool:
         dealt = saved.get(f"own.{_DEALT}")
-        return dealt is not None and self.share(task) == Share.decoded(dealt) and super()._fits(task, saved)
+        return dealt is not None and self.share(task) == Allocation.decode(dealt) and super()._fits(task, saved)
 
-    def parts_like(self, saved: Mapping[str, Tensor]) -> TaskShare:
-        """Return a finished task's :class:`TaskShare`, into which the tensors in ``saved`` can be loaded."""
+    def parts_like(self, saved: Mapping[str, Tensor]) -> TaskWeights:
+        """Return a finished task's :class:`TaskWeights`, into which the tensors in ``saved`` can be loaded."""
         if _DEALT not in saved:
-            raise ValueError("a task of this state has no share: it is none of a DisjointModel's")
-        sites = [site for site in state_sites(self.backbone) if _ENTRIES + _flat(site.name) in saved]
-        parts = self._own_entries(self.backbone, Share.decoded(saved[_DEALT]), sites)
+            raise ValueError("a task of this state has no share: no DisjointModel saved it")
+        sites = [site for site in state_sites(self.backbone) if _ENTRIES + _without_dots(site.name) in saved]
+        parts = self._own_entries(self.backbone, Allocation.decode(saved[_DEALT]), sites)
         if shapes(parts.state_dict()) != shapes(saved):
             raise ValueError(_NO_SHARE)
         return parts
@@ -370,36 +370,36 @@ _NO_SHARE = (
 )
 
 
-class _Opened:
+class _NetworkCache:
     """Cache of one finished task's network; not included in copies and saved states of the model."""
 
     def __init__(self) -> None:
         self._network: nn.Module | None = None
-        self._holds: Any = None
+        self._valid_for: Any = None
 
     def __reduce__(self) -> Any:
-        return _Opened, ()
+        return _NetworkCache, ()
 
     def network(self, model: DisjointModel, task: int) -> nn.Module:
         """Return a finished task's network, in evaluation mode and without gradients."""
         with torch.inference_mode(False):
             if self._network is None:
-                self._network, self._holds = model.copied().requires_grad_(False).eval(), None
-            if self._holds is None or self._holds != _versions(model, task, self._network):
-                self._holds = None  # the network is invalid if the next line is interrupted
+                self._network, self._valid_for = model.copied().requires_grad_(False).eval(), None
+            if self._valid_for is None or self._valid_for != _tensor_versions(model, task, self._network):
+                self._valid_for = None  # the network is invalid if the next line is interrupted
                 model.write_network(self._network, task)
-                self._holds = _versions(model, task, self._network)
+                self._valid_for = _tensor_versions(model, task, self._network)
         return self._network
 
 
-def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
+def _tensor_versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
     """Return (task, ids and versions of all tensors that the task's network uses), to detect later changes."""
-    held: TaskShare = model.task_parts(task)
+    held: TaskWeights = model.task_parts(task)
     sources = (network, held, *map(model.task_parts, held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))
     return task, [(id(tensor), tensor._version) for tensor in tensors]
 
 
-def _flat(name: str) -> str:
+def _without_dots(name: str) -> str:
     """Return ``name`` with "/" in place of ".", because names of a module's own tensors can't contain dots."""
     return name.replace(".", "/")

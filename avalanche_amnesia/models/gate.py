@@ -42,19 +42,19 @@ class ComputedUnits:
         self._left_out: Tensor | None = None
         self._looks = 0
 
-    def leave_out(self, units: Tensor) -> None:
+    def exclude(self, units: Tensor) -> None:
         """Exclude the units where ``units``, bool ``(n_units,)``, is True, and compute all other units from now on."""
         if self._left_out is None or not torch.equal(units, self._left_out):
             self._left_out, self._bounds = units, torch.where(units, -FAR, math.inf)
             self.entries = self._entries_of(~units)
 
-    def look(self, exponent: Tensor) -> None:
+    def update_selection(self, exponent: Tensor) -> None:
         """Update the selection from ``exponent``, the gate's ``scale · embedding``, ``(n_units,)``; only on a CPU."""
         if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
         if turn or (self.entries and bool((exponent > self._bounds).any())):  # a unit left out is opening
-            self.leave_out(exponent < -FAR)
+            self.exclude(exponent < -FAR)
 
 
 class Gate:
@@ -91,11 +91,11 @@ class Gate:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)
         if learns:
-            self._computed.look(self._exponent)
+            self._computed.update_selection(self._exponent)
         torch.sigmoid(self._exponent, out=self.value)
         torch.threshold(self.value, SHUT, 0.0, out=self._read)
         if not learns:
-            self._computed.leave_out(~(self._read > 0))
+            self._computed.exclude(~(self._read > 0))
         self._fixed_at, self.leaves.entries = None if learns else scale, self._computed.entries
         for leaf in self.leaves.values():
             leaf.grad = None

@@ -16,7 +16,7 @@ from avalanche_amnesia.unit_graph.graph import OpenEntries, UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unit_graph.masking import LayerMasks
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
-from avalanche_amnesia.unit_graph.tracing import Known, NormChoice, trace_backbone
+from avalanche_amnesia.unit_graph.tracing import Cache, NormChoice, trace_backbone
 
 if TYPE_CHECKING:
     from avalanche_amnesia.models.description import Description
@@ -87,7 +87,7 @@ class MaskedModel(TaskMaskedModel):
         sizes = [layer.units for layer in graph.layers.values()]
         super().__init__(module, len(graph.output), graph, sizes)
         self._importances = TaskTensors()
-        self._entries: Known[Mapping[str, OpenEntries]] = Known(32)  # usually enough for the tasks of a mini-batch
+        self._entries: Cache[Mapping[str, OpenEntries]] = Cache(32)  # usually enough for the tasks of a mini-batch
 
     def describe(self) -> Description:
         """Return a table of layers, units, their inputs, and the share of parameters under each rule."""
@@ -113,7 +113,7 @@ class MaskedModel(TaskMaskedModel):
             self._entries.put(key, entries)
         return LayerMasks(self.by_layer(mask.float()), entries)
 
-    def _chosen(self) -> Tensor:
+    def _current_mask(self) -> Tensor:
         return self.gate.open_units()
 
     def task_embedding(self, task: int) -> Tensor:
@@ -183,7 +183,7 @@ class MaskedModel(TaskMaskedModel):
 
     def finish_task(self) -> None:
         """Finish the task in training: store its binary mask ``a > 0.5`` and its embedding, and freeze its modules."""
-        task = self._keep(self.gate.open_units(), self.gate.embedding.detach())
+        task = self._store_mask(self.gate.open_units(), self.gate.embedding.detach())
         if task in self.heads:
             self.settle_parts(self.task_parts(task), task)
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.random_features import ridge_scores
-from avalanche_amnesia.models.task_store import TaskModules, TaskStore, whole
+from avalanche_amnesia.models.task_store import TaskModules, TaskStore, register_all
 from avalanche_amnesia.unit_graph.backbones import (
     HEADS_OF_ITS_OWN,
     check_backbone,
-    features_by_trying,
-    first_real,
-    run_on,
+    first_float,
+    run_backbone,
+    try_input_shapes,
 )
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
@@ -91,7 +91,7 @@ class MultiHeadModel(MultiTaskModule):
             raise ModelError(f"the backbone is a {type(backbone).__name__}{HEADS_OF_ITS_OWN}")
         width = checks.integer(getattr(backbone, "features", None) if n_features is None else n_features)
         mixed = len({p.dtype for p in backbone.parameters() if p.is_floating_point()}) > 1
-        tried = features_by_trying(backbone) if mixed or (width is None and n_features is None) else None
+        tried = try_input_shapes(backbone) if mixed or (width is None and n_features is None) else None
         if width is None and tried is not None:
             width = tried.shape[1]
         if width is None or width < 1:
@@ -115,7 +115,7 @@ class MultiHeadModel(MultiTaskModule):
         return next(self.parameters()).device
 
     @property
-    def _stores(self) -> list[TaskStore]:
+    def _task_stores(self) -> list[TaskStore]:
         return [module for module in self.children() if isinstance(module, TaskStore)]
 
     @property
@@ -174,7 +174,7 @@ class MultiHeadModel(MultiTaskModule):
 
     def new_head(self, n_classes: int) -> nn.Module:
         """Return a new, randomly initialised head, without registering it in the model."""
-        like = first_real(self.backbone)
+        like = first_float(self.backbone)
         dtype = self._head_dtype or like.dtype
         return nn.Linear(self.n_features, n_classes, self._biased_heads, device=like.device, dtype=dtype)
 
@@ -185,7 +185,7 @@ class MultiHeadModel(MultiTaskModule):
 
     def remove_task(self, task: int) -> None:
         """Remove all modules and tensors that belong only to ``task``."""
-        for store in self._stores:
+        for store in self._task_stores:
             store.drop(task)
         self.known_train_tasks_labels.discard(task)
 
@@ -196,12 +196,12 @@ class MultiHeadModel(MultiTaskModule):
 
     def task_state(self) -> Any:
         """Return all per-task modules and tensors for :meth:`restore_task_state`, as references, not copies."""
-        return [store.state() for store in self._stores], set(self.known_train_tasks_labels)
+        return [store.state() for store in self._task_stores], set(self.known_train_tasks_labels)
 
     def restore_task_state(self, state: Any) -> None:
         """Restore the per-task modules and tensors that :meth:`task_state` returned."""
         states, known = state
-        for store, held in zip(self._stores, states, strict=True):
+        for store, held in zip(self._task_stores, states, strict=True):
             store.restore(held)
         self.known_train_tasks_labels = set(known)
 
@@ -224,7 +224,7 @@ class MultiHeadModel(MultiTaskModule):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Return the features ``(batch, features)`` of ``x`` for one task label, or labels per sample ``(batch,)``."""
-        return by_task(x, task, self._features) if self.features_per_task else run_on(self.backbone, x)
+        return run_by_task(x, task, self._features) if self.features_per_task else run_backbone(self.backbone, x)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         """Return features of samples that all belong to ``task``; only called if :attr:`features_per_task` is True."""
@@ -266,7 +266,7 @@ class MultiHeadModel(MultiTaskModule):
         task = single_task(task_labels)
         if task is not None:
             return self._logits(self.features(x, task), x, task)
-        task_labels = _one_each(task_labels, len(x))
+        task_labels = _check_labels(task_labels, len(x))
         tasks = task_labels.unique().tolist()
         width = max(self.head(t).out_features for t in tasks)  # type: ignore[type-var]
         features = self.features(x, task_labels)
@@ -304,8 +304,8 @@ class MultiHeadModel(MultiTaskModule):
         tasks = self.task_state()
         try:
             self._match_tasks(state_dict)
-            with whole(self):
-                unlike = self._unlike(state_dict, strict)
+            with register_all(self):
+                unlike = self._mismatches(state_dict, strict)
                 if unlike:
                     raise ValueError(
                         f"this state is that of another model than this {type(self).__name__}: {'; '.join(unlike)}. "
@@ -316,7 +316,7 @@ class MultiHeadModel(MultiTaskModule):
             self.restore_task_state(tasks)
             raise
 
-    def _unlike(self, state: Mapping[str, Tensor], strict: bool) -> list[str]:
+    def _mismatches(self, state: Mapping[str, Tensor], strict: bool) -> list[str]:
         """Return the differences of ``state`` to the model as texts: shapes and, if ``strict``, also names."""
         here, there = shapes(self.state_dict()), shapes(state)
         other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
@@ -360,7 +360,7 @@ def shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 
-def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
+def backbone_entries(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the entries of ``values`` that belong to the backbone, with names relative to the backbone."""
     return {name.removeprefix(_BACKBONE): v for name, v in values.items() if name.startswith(_BACKBONE)}
 
@@ -405,19 +405,19 @@ def single_task(task_labels: int | Tensor) -> int | None:
     return lowest if lowest == highest else None
 
 
-def _one_each(task_labels: Any, n: int) -> Tensor:
+def _check_labels(task_labels: Any, n: int) -> Tensor:
     """Return ``task_labels`` unchanged; raise TypeError unless it is a tensor with one label per sample, ``(n,)``."""
     if not isinstance(task_labels, Tensor) or task_labels.shape != (n,):
         raise TypeError(f"task_labels must be an int, or a tensor of {n} labels of tasks, got {task_labels!r:.80}")
     return task_labels
 
 
-def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
+def run_by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Call ``run(samples, task)`` once per task in a batch; return all results in the order of the batch's samples."""
     single = single_task(task_labels)
     if single is not None:
         return run(x, single)
-    task_labels = _one_each(task_labels, len(x))
+    task_labels = _check_labels(task_labels, len(x))
     rows = [(task_labels == label).nonzero()[:, 0] for label in task_labels.unique()]
     parts = [run(x[of_task], int(task_labels[of_task[0]])) for of_task in rows]
     return torch.cat(parts)[torch.cat(rows).argsort()]

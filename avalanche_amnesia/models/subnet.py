@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models import weight_cover
 from avalanche_amnesia.models.mask_codes import decode_scores, encode_masks, encode_scores
-from avalanche_amnesia.models.substitutes import Place, TaskCopies, norms_of, state_sites
+from avalanche_amnesia.models.substitutes import Location, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.weight_choice import MovingTop, OpenSubnet, mark_largest
-from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
+from avalanche_amnesia.models.weight_choice import OpenSubnet, TopTracker, mark_largest
+from avalanche_amnesia.unit_graph.backbones import check_backbone, run_backbone
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input
@@ -81,7 +81,7 @@ class SubnetModel(TaskMaskedModel):
         """Return the number of weights (and masked biases) in a mask."""
         return sum(self.sizes)
 
-    def _chosen(self) -> Tensor:
+    def _current_mask(self) -> Tensor:
         return self.choose(self._in_training.scores.detach()).bool()
 
     def _masks_changed(self) -> None:
@@ -117,17 +117,17 @@ class SubnetModel(TaskMaskedModel):
 
     def fresh_parts(self) -> OwnModules | None:
         """Return a new task's copies of the backbone's norms and non-parameter tensors; None if there are neither."""
-        return self._copies.fresh()
+        return self._copies.make_copies()
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
         """Return a task's copies of the backbone's norms, and of its non-parameter tensors that ``saved`` contains."""
-        return self._copies.fresh(saved)
+        return self._copies.make_copies(saved)
 
     def _open(self, learned: nn.Parameter) -> OpenSubnet:
         weights = {name: self.backbone.get_parameter(name) for name in self.graph.layers}
         plain = all(tensor.dtype == torch.float32 for tensor in (learned, *weights.values()))
         ranks = plain and type(self).choose is SubnetModel.choose
-        tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
+        tops = [TopTracker(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
         return OpenSubnet(learned, weights, self.choose, self.straight_through, tops)
 
     def open_subnet(self) -> None:
@@ -148,17 +148,17 @@ class SubnetModel(TaskMaskedModel):
             keep_scores: whether to store the task's scores too, as start values of a later task's scores.
             score_bits: number of bits stored per score, including the mask's bit; None: uncompressed.
         """
-        mask, scores = self._chosen(), self._in_training.scores.detach()
+        mask, scores = self._current_mask(), self._in_training.scores.detach()
         if keep_scores and score_bits is not None:
             scores = encode_scores(scores, mask, self.sizes, score_bits)
-        task = self._keep(mask, scores if keep_scores else None)
+        task = self._store_mask(mask, scores if keep_scores else None)
         self._copies.drop_unchanged(self.task_parts(task))
 
     def _end_training(self) -> None:
         self._copies.restore()  # in case a forward pass was interrupted
         super()._end_training()
 
-    def _learned_from(self, tasks: Sequence[int]) -> list[int]:
+    def _dependent_tasks(self, tasks: Sequence[int]) -> list[int]:
         """Return the tasks with stored scores that depend on ``tasks``: the first of ``tasks``, and all later tasks."""
         order = self.masked_tasks
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
@@ -197,7 +197,7 @@ class SubnetModel(TaskMaskedModel):
 
     def shared_state(self) -> list[str]:
         """Return the names of tensors, e.g. in lists, that forward passes changed and that all tasks share."""
-        return self._copies.shared()
+        return self._copies.changed_tensors()
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
         weights = ((name, self.backbone.get_parameter(name), part) for name, part in self.by_layer(mask).items())
@@ -206,13 +206,13 @@ class SubnetModel(TaskMaskedModel):
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: Any, *, learns: bool) -> Tensor:
         """Return the backbone's features, computed with ``weights`` and a task's norms and other tensors ``parts``."""
-        others: list[tuple[Place, Any]] = [
+        others: list[tuple[Location, Any]] = [
             ((module._parameters, attribute), weight)
             for name, weight in weights.items()
             for module, attribute in self._sites[name]
         ]
-        with self._copies.in_place(parts, others, learns=learns):
-            return run_on(self.backbone, x)
+        with self._copies.substitute(parts, others, learns=learns):
+            return run_backbone(self.backbone, x)
 
     def mask_bits(self) -> float | None:
         """Return the compressed size of all masks together, in bits per weight and task; None without masks."""

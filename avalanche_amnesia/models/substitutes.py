@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from avalanche_amnesia.bits import same_bits, tensor_hash
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
-Place = tuple[dict[str, Any], str]
+Location = tuple[dict[str, Any], str]
 """A dictionary (a module's ``_parameters``, ``_buffers`` or attributes), and a key in it."""
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Classes of norms that can be copied per task."""
@@ -46,14 +46,14 @@ class StateSite:
     attribute: str
 
     @property
-    def place(self) -> Place:
+    def location(self) -> Location:
         """Return the dictionary that contains the tensor, and the tensor's key in the dictionary."""
         return (self.module._buffers if self.is_buffer else vars(self.module)), self.attribute
 
     @property
     def value(self) -> Any:
         """Return the current tensor at this site, or None if there is none."""
-        holder, name = self.place
+        holder, name = self.location
         return holder.get(name)
 
 
@@ -71,10 +71,10 @@ class TaskCopies:
         for norm in norms.values():
             norm.requires_grad_(False)
         self._originals: list[tuple[dict[str, Any], str, Any]] = []
-        self._known, self._at_sites = outline(backbone), {site.name for site in state_sites(backbone)}
+        self._known, self._at_sites = tensor_outline(backbone), {site.name for site in state_sites(backbone)}
         self._reshaped: set[str] = set()
 
-    def fresh(self, saved: Collection[str] | None = None) -> OwnModules | None:
+    def make_copies(self, saved: Collection[str] | None = None) -> OwnModules | None:
         """Return a new task's copies of norms and tensors (if given, only those in ``saved``), or None without any."""
         if not self.norms and not self.sites:
             return None
@@ -87,22 +87,22 @@ class TaskCopies:
             parts.add_module(_STATE, nn.Module())
         for number, site in enumerate(self.sites):
             if saved is None or f"{_STATE}.{number}" in saved:
-                _tensors_of(parts)[str(number)] = site.value.detach().clone()
+                _task_tensors(parts)[str(number)] = site.value.detach().clone()
         return parts
 
     def drop_unchanged(self, parts: nn.Module | None) -> None:
         """Delete from a task's ``parts`` the tensors that have the same bits as the backbone's."""
-        own = _tensors_of(parts)
+        own = _task_tensors(parts)
         for number, site in enumerate(self.sites):
             mine = own.get(str(number))
             if mine is not None and bool(same_bits(mine, site.value.detach().to(mine.device)).all()):
                 del own[str(number)]
 
     @contextmanager
-    def in_place(
+    def substitute(
         self,
         parts: Any,
-        others: Iterable[tuple[Place, Any]] = (),
+        others: Iterable[tuple[Location, Any]] = (),
         *,
         learns: bool,
         norms_learn: bool = True,
@@ -114,7 +114,7 @@ class TaskCopies:
         ``norms_learn``: whether norms in training mode may change the task's statistics.
         """
         self.restore()
-        substitutes, own = [*others], _tensors_of(parts)
+        substitutes, own = [*others], _task_tensors(parts)
         for name, norm in self.norms.items():
             copy = norm if parts is None else parts[name]
             substitutes += [((vars(norm), held), vars(copy)[held]) for held in ("_parameters", "_buffers")]
@@ -122,14 +122,14 @@ class TaskCopies:
         for number, site in enumerate(self.sites):
             mine = own.get(str(number))
             value = site.value if mine is None else mine
-            substitutes.append((site.place, value if learns and mine is not None else value.detach().clone()))
+            substitutes.append((site.location, value if learns and mine is not None else value.detach().clone()))
         self._originals = [(*place, place[0][place[1]]) for place, _ in substitutes]
         try:
             for (holder, name), value in substitutes:
                 holder[name] = value
             yield
             if learns:
-                self._keep(own)
+                self._save_to_task(own)
         finally:
             self.restore()
 
@@ -139,7 +139,7 @@ class TaskCopies:
             holder[name] = value
         self._originals = []
 
-    def _keep(self, own: Mapping[str, Tensor]) -> None:
+    def _save_to_task(self, own: Mapping[str, Tensor]) -> None:
         """Copy tensors that a forward pass set in the backbone to the task's tensors, before :meth:`restore`."""
         for number, site in enumerate(self.sites):
             mine, now = own.get(str(number)), site.value
@@ -150,9 +150,9 @@ class TaskCopies:
             else:
                 self._reshaped.add(site.name)
 
-    def shared(self) -> list[str]:
+    def changed_tensors(self) -> list[str]:
         """Return the names of tensors that forward passes changed or created but that can't be copied per task."""
-        now = outline(self._backbone[0])
+        now = tensor_outline(self._backbone[0])
         changed = {name for name, value in now.items() if self._known.get(name) != value} - self._at_sites
         return sorted(changed | self._reshaped)
 
@@ -161,12 +161,12 @@ _STATE = "/state"
 """Name of the submodule for a task's tensors besides its norms; no module of a backbone can have this name."""
 
 
-def _tensors_of(parts: Any) -> dict[str, Any]:
+def _task_tensors(parts: Any) -> dict[str, Any]:
     """Return a task's dict: site number → tensor, not copied; an empty dict if the task has no such tensors."""
     return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
 
 
-def outline(model: nn.Module) -> dict[str, Any]:
+def tensor_outline(model: nn.Module) -> dict[str, Any]:
     """Return name → (shape, dtype) for tensors that can be copied per task, name → hash for other non-parameters."""
     sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(model)}
     own = {id(parameter) for parameter in model.parameters()}  # a recurrent layer has them in a list too
@@ -174,7 +174,7 @@ def outline(model: nn.Module) -> dict[str, Any]:
     return sites | {name: tensor_hash(tensor) for name, tensor in others}
 
 
-def kept_tensors(model: nn.Module, parameters: Iterable[tuple[str, Tensor]] = ()) -> dict[str, str]:
+def hash_tensors(model: nn.Module, parameters: Iterable[tuple[str, Tensor]] = ()) -> dict[str, str]:
     """Return name → hash of a model's buffers, of tensors in attributes of modules, and of the given ``parameters``."""
     tensors = (*model.named_buffers(), *_attributes(model), *parameters)
     return {name: tensor_hash(tensor) for name, tensor in tensors}
@@ -185,7 +185,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute not in _OF_EVERY_MODULE:
-                yield from ((f"{path}.{attribute}{place}".lstrip("."), tensor) for place, tensor in _tensors(value))
+                yield from ((f"{path}.{attribute}{place}".lstrip("."), tensor) for place, tensor in _tensors_in(value))
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -200,7 +200,7 @@ def state_sites(backbone: nn.Module) -> Iterator[StateSite]:
                     yield StateSite(f"{path}.{attribute}".lstrip("."), module, is_buffer, attribute)
 
 
-def _tensors(value: object) -> Iterator[tuple[str, Tensor]]:
+def _tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, dict):

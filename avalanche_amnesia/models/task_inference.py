@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.unit_graph.backbones import as_batch, evaluating
+from avalanche_amnesia.unit_graph.backbones import as_batch, evaluation_mode
 
 InferenceRule = Literal["entropy", "confidence"]
 
@@ -72,7 +72,7 @@ class TaskInference:
         tasks = self.model.tasks if task is None else (task,)
         if not tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
-        with evaluating(self.model):
+        with evaluation_mode(self.model):
             read = [self.read(self.model(batch, label)) for label in tasks]
         certainty, chosen = torch.stack([certain for certain, _ in read]).max(0)
         classes = torch.stack([classes for _, classes in read])[chosen, torch.arange(len(batch), device=batch.device)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.bits import pack_bits, unpack_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.models.task_store import TaskTensors
-from avalanche_amnesia.unit_graph.graph import Computed
+from avalanche_amnesia.unit_graph.graph import LazyMapping
 
 
 class TaskMaskedModel(MultiHeadModel, ABC):
@@ -55,7 +55,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._learned = TaskTensors()  # final values of the parameter named by `learned_by`
 
     @property
-    def _tensors(self) -> dict[str, TaskTensors]:
+    def _tensor_stores(self) -> dict[str, TaskTensors]:
         return {name: store for name, store in self.named_children() if isinstance(store, TaskTensors)}
 
     # Masks ----------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
         """Return copies of the trained tasks' binary masks: task → layer or tensor → 1-D bool tensor."""
-        return Computed(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
+        return LazyMapping(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
         """Split ``vector``, ``(…, n)``, with one number per mask entry: return layer (or tensor) name → numbers."""
@@ -81,7 +81,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             UnknownTaskError: if the task has no mask.
         """
         if task == self.current_task:
-            return self._chosen()
+            return self._current_mask()
         if task not in self._masks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
         return unpack_bits(self._masks[task], sum(self.sizes))
@@ -98,7 +98,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return total
 
     @abstractmethod
-    def _chosen(self) -> Tensor:
+    def _current_mask(self) -> Tensor:
         """Return the current mask of the task in training, bool ``(n,)``."""
 
     def mask_bits(self) -> float | None:
@@ -118,7 +118,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """
         reads = self.graph.reads(self.by_layer(self._mask_or_all(task)))
         names = {f"backbone.{name}": name for name in reads}
-        return Computed(names, lambda name: reads[names[name]].expand(self.get_parameter(name).shape))
+        return LazyMapping(names, lambda name: reads[names[name]].expand(self.get_parameter(name).shape))
 
     def _mask_or_all(self, task: int) -> Tensor:
         """Return a task's mask, bool ``(n,)``; all True if the task was trained by a strategy without masks."""
@@ -205,7 +205,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         leaves = () if self._opened is None else self._opened.leaves.values()
         return [*(p for p in self.parameters() if p is not learned), *leaves]
 
-    def _keep(self, mask: Tensor, learned: Tensor | None) -> int:
+    def _store_mask(self, mask: Tensor, learned: Tensor | None) -> int:
         """Finish the task in training: store its mask, bool ``(n,)``, and the values that the mask is computed from."""
         task = self.current_task
         assert task is not None
@@ -238,12 +238,12 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     def remove_task(self, task: int) -> None:
         """Remove a task's head, other modules and mask, and all stored embeddings or scores that depend on the task."""
-        for other in self._learned_from([task]):
+        for other in self._dependent_tasks([task]):
             self._learned.drop(other)
         super().remove_task(task)
         self._masks_changed()
 
-    def _learned_from(self, tasks: Sequence[int]) -> list[int]:
+    def _dependent_tasks(self, tasks: Sequence[int]) -> list[int]:
         """Return the tasks with a stored embedding or scores that depend on the training of ``tasks``."""
         return [task for task in tasks if task in self._learned]
 
@@ -263,7 +263,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Return the ``state_dict`` names of buffers of ``tasks``, and of stored values that depend on these tasks."""
-        going = dict.fromkeys(self._tensors, tasks) | {"_learned": self._learned_from(tasks)}
+        going = dict.fromkeys(self._tensor_stores, tasks) | {"_learned": self._dependent_tasks(tasks)}
         tensors = [f"{name}.{task}" for name, of in going.items() for task in of if task in getattr(self, name)]
         return tensors + super().buffer_names(tasks)
 
@@ -283,7 +283,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
                 )
             return
         super()._match_tasks(state)
-        for name, store in self._tensors.items():
+        for name, store in self._tensor_stores.items():
             store.match(state, f"{name}.", self._device)
         for task in self.tasks:
             if task in self._masks:

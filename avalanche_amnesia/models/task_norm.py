@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel, run_by_task
 from avalanche_amnesia.models.substitutes import TaskCopies, norms_of
-from avalanche_amnesia.unit_graph.backbones import run_on
+from avalanche_amnesia.unit_graph.backbones import run_backbone
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 
@@ -40,14 +40,14 @@ class TaskNormModel(MultiHeadModel):
 
     def fresh_parts(self) -> OwnModules | None:
         """Return copies of the backbone's norms for a new task; None if the backbone has none."""
-        return self._copies.fresh()
+        return self._copies.make_copies()
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Return features ``(batch, features)`` with the norms of one task, or of each sample's task ``(batch,)``."""
-        return by_task(x, task, lambda samples, label: self.features_through(samples, self.task_parts(label)))
+        return run_by_task(x, task, lambda samples, label: self.features_through(samples, self.task_parts(label)))
 
     def features_through(self, x: Tensor, norms: OwnModules | None) -> Tensor:
         """Return features ``(batch, features)`` with a task's present or past ``norms``; None: the backbone's norms."""
         # A teacher (LwF) is a copy in training mode that runs without gradients: its statistics must not change.
-        with self._copies.in_place(norms, learns=False, norms_learn=torch.is_grad_enabled()):
-            return run_on(self.backbone, x)
+        with self._copies.substitute(norms, learns=False, norms_learn=torch.is_grad_enabled()):
+            return run_backbone(self.backbone, x)

@@ -45,7 +45,7 @@ class TaskStore(nn.Module):
         """Remove a task's module or tensor, if it has one."""
         self.held.pop(str(task), None)
         self._in_sight.pop(str(task), None)
-        self._show(self._in_sight)
+        self._register(self._in_sight)
 
     def state(self) -> Any:
         """Return the store's contents for :meth:`restore`, as references, not copies."""
@@ -55,19 +55,19 @@ class TaskStore(nn.Module):
         """Restore the store's contents that :meth:`state` returned."""
         held, in_sight = state
         self.held, self._in_sight = dict(held), dict(in_sight)
-        self._show(self._in_sight)
+        self._register(self._in_sight)
 
-    def _show(self, parts: dict[str, Any]) -> None:
-        """Register exactly ``parts`` in torch. Every change repeats this, in case :func:`whole` was interrupted."""
+    def _register(self, parts: dict[str, Any]) -> None:
+        """Register exactly ``parts`` in torch. Done at every change, in case :func:`register_all` was interrupted."""
         vars(self)[self.part] = parts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the ``state_dict`` of all tasks, finished ones included."""
-        with whole(self):
+        with register_all(self):
             return super().state_dict(*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TaskStore:
-        with whole(self):
+        with register_all(self):
             super()._apply(fn, recurse)
         return self
 
@@ -79,7 +79,7 @@ class TaskModules(TaskStore):
 
     def __setitem__(self, task: int | str, module: nn.Module) -> None:
         self.held[str(task)] = self._in_sight[str(task)] = module
-        self._show(self._in_sight)
+        self._register(self._in_sight)
 
     @property
     def unfinished(self) -> tuple[int, ...]:
@@ -89,18 +89,18 @@ class TaskModules(TaskStore):
     def finish(self, task: int) -> None:
         """Freeze a task's module, and remove its registration in torch; the store still contains the module."""
         module = self._in_sight.pop(str(task), None)
-        self._show(self._in_sight)
+        self._register(self._in_sight)
         if module is not None:
             module.eval().requires_grad_(False).zero_grad()
 
     def resume(self, task: int) -> None:
         """Register a finished task's module in torch again, so that it can be trained."""
         self._in_sight[str(task)] = self.held[str(task)].train(self.training)
-        self._show(self._in_sight)
+        self._register(self._in_sight)
 
 
 class TaskTensors(TaskStore):
-    """Store: task label → tensor, which is registered in torch only inside a :func:`whole` block."""
+    """Store: task label → tensor, which is registered in torch only inside a :func:`register_all` block."""
 
     part = "_buffers"
 
@@ -119,16 +119,16 @@ class TaskTensors(TaskStore):
 
 
 @contextmanager
-def whole(model: nn.Module) -> Iterator[nn.Module]:
+def register_all(model: nn.Module) -> Iterator[nn.Module]:
     """Register the modules and tensors of finished tasks in torch for the duration of a ``with`` block."""
     hidden = [(store, vars(store)[store.part]) for store in model.modules() if isinstance(store, TaskStore)]
     try:
         for store, _ in hidden:
-            store._show(store.held)
+            store._register(store.held)
         yield model
     finally:
         for store, in_sight in hidden:
-            store._show(in_sight)
+            store._register(in_sight)
 
 
 def finished_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
     if not values.is_cpu or values.dtype != torch.float32:
         mark_by_sorting(values.abs(), k, out)
         return
-    top = MovingTop(len(values), k)
+    top = TopTracker(len(values), k)
     top.update(values)
     torch.gt(values.abs(), top.threshold, out=out)
     if top.others is not None:
@@ -44,7 +44,7 @@ def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
     out.copy_(above | (tied & (tied.cumsum(0, dtype=torch.int32) <= missing)))
 
 
-class MovingTop:
+class TopTracker:
     """Finder of the ``k`` largest magnitudes of a vector that changes slowly, e.g. of scores from step to step.
 
     The result is a threshold and an index: all entries above ``threshold``, and the entries at positions ``others``.
@@ -76,7 +76,7 @@ class MovingTop:
         band = np.flatnonzero(self._band)
         if not 0 < missing <= len(band):
             return False
-        self._take(np.abs(values[band]), missing, band)
+        self._select(np.abs(values[band]), missing, band)
         return True
 
     def _update_whole(self, values: npt.NDArray[np.float32]) -> None:
@@ -87,9 +87,9 @@ class MovingTop:
             self.threshold, self.others = np.inf, torch.from_numpy(np.flatnonzero(~nowhere))
         else:
             sizes[nowhere] = -1
-            self._take(sizes, self._k)
+            self._select(sizes, self._k)
 
-    def _take(self, sizes: npt.NDArray[np.float32], k: int, index: npt.NDArray[np.int64] | None = None) -> None:
+    def _select(self, sizes: npt.NDArray[np.float32], k: int, index: npt.NDArray[np.int64] | None = None) -> None:
         """Set ``threshold`` and ``others`` so that they select the ``k`` largest of ``sizes``."""
         first = len(sizes) - k
         ranked = np.partition(sizes, first)  # one pivot: two take ten times as long
@@ -116,7 +116,7 @@ class OpenSubnet:
         weights: Mapping[str, nn.Parameter],
         choose: Callable[[Tensor, Tensor], Tensor],
         straight_through: Callable[[Tensor, Tensor], Tensor],
-        tops: Sequence[MovingTop] = (),
+        tops: Sequence[TopTracker] = (),
     ) -> None:
         self.scores, self._weights = scores, weights
         self._sizes = [weight.numel() for weight in weights.values()]
@@ -138,10 +138,10 @@ class OpenSubnet:
             self._choose(self.scores.detach(), self._marks)
         triples = zip(self.leaves.values(), self._weights.values(), parts, strict=True)
         for layer, (leaf, weight, scores) in enumerate(triples):
-            self.sift(layer, scores, weight, leaf.data)
+            self.copy_chosen(layer, scores, weight, leaf.data)
             leaf.grad = None
 
-    def sift(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
+    def copy_chosen(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
         """Copy ``values`` at a layer's chosen weights into the contiguous tensor ``out``, and write +0 elsewhere."""
         if not self._tops or not scores.is_cpu:
             marks = self._marks.split(self._sizes)[layer].view_as(values)
@@ -174,6 +174,6 @@ class OpenSubnet:
             if through is not of_scores:
                 of_scores.copy_(through)
             if weight.requires_grad:
-                self.sift(layer, scores, leaf.grad, leaf.grad)
+                self.copy_chosen(layer, scores, leaf.grad, leaf.grad)
                 weight.grad = leaf.grad if weight.grad is None else weight.grad.add_(leaf.grad)
             leaf.grad = None

@@ -13,7 +13,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.substitutes import NORMS
 from avalanche_amnesia.models.weight_choice import count_of_share
 from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unit_graph.graph import Computed
+from avalanche_amnesia.unit_graph.graph import LazyMapping
 
 BiasRule = Literal["off", "masked"]
 NormRule = Literal["task", "batch"]
@@ -43,9 +43,9 @@ class WeightCover:
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return parameter name → tensor of its shape: the number of ``masks`` that contain each entry."""
         plain = [dict(mask) for mask in masks]  # a deep copy of the strategy can't copy mapping proxies
-        return Computed(self.layers, partial(self._use, plain))
+        return LazyMapping(self.layers, partial(self._use_of, plain))
 
-    def _use(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
+    def _use_of(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
         return torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(self.layers[name].shape)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -72,7 +72,7 @@ def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: No
     biases: list[Site] = []
     for name, parameter in backbone.named_parameters():
         held = [(m, at) for m in backbone.modules() for at, value in m._parameters.items() if value is parameter]
-        rule = _rule(backbone, name, parameter, held)
+        rule = _rule_for(backbone, name, parameter, held)
         if rule == "bias" and bias == "off":
             biases += held
         elif rule in ("weight", "bias"):
@@ -83,7 +83,7 @@ def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: No
     return WeightCover(layers), sites, biases
 
 
-def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[Site]) -> str:
+def _rule_for(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[Site]) -> str:
     modules = [module for module, _ in sites]
     if all(isinstance(module, NORMS) for module in modules):
         return "norm"

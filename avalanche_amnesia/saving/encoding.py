@@ -16,10 +16,10 @@ from avalanche_amnesia.saving.values import StateError
 
 
 @dataclass(frozen=True)
-class Apart:
+class OwnFile:
     """Wrapper of a value that a state stores in a separate file, shared by states while the value does not change."""
 
-    value: Any  # contains no further ``Apart``
+    value: Any  # contains no further ``OwnFile``
 
 
 def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
@@ -53,7 +53,7 @@ class _Encoder:
         if kind is dict:  # JSON keys are text, and a key with $ would be decoded as a special object
             pairs = [[self.encode(k, f"a key of {path}"), self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
             return {"$dict": pairs}
-        if kind is Apart:
+        if kind is OwnFile:
             inner = _Encoder(path)
             code = inner.encode(value.value, path)
             self.foreign += [*inner.foreign, *(f"{inside} lies apart in a part" for inside in inner.parts)]
@@ -89,13 +89,13 @@ class _Decoder:
         if not name.startswith("$"):
             return {key: self.decode(item, f"{path}.{key}".lstrip(".")) for key, item in code.items()}
         try:
-            return self._special(name, code[name], path)
+            return self._decode_special(name, code[name], path)
         except StateError:
             raise
         except Exception as error:  # a malformed file
             raise StateError(f"invalid value in state at {path or 'its beginning'}: {code!r:.200}") from error
 
-    def _special(self, name: str, code: Any, path: str) -> Any:
+    def _decode_special(self, name: str, code: Any, path: str) -> Any:
         if name == "$dict":
             pairs = [(self.decode(key, f"a key of {path}"), item) for key, item in code]
             return {key: self.decode(item, f"{path}[{key!r}]") for key, item in pairs}
@@ -108,7 +108,7 @@ class _Decoder:
         return _MAKE[name](self.decode(code, path))
 
 
-def _in_order(values: Any) -> list[Any]:
+def _sorted_items(values: Any) -> list[Any]:
     """Return the items of a set, sorted if possible, so that equal states have equal text."""
     try:
         return sorted(values)
@@ -116,14 +116,14 @@ def _in_order(values: Any) -> list[Any]:
         return sorted(values, key=repr)
 
 
-def _dtype(name: str) -> torch.dtype:
+def _torch_dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype):
         raise TypeError(name)
     return found
 
 
-def _number(state: Any) -> np.generic:
+def _numpy_number(state: Any) -> np.generic:
     dtype = np.dtype(state[0])
     if not _is_numeric(dtype):
         raise TypeError(dtype)
@@ -138,18 +138,18 @@ def _is_numeric(dtype: np.dtype[Any]) -> bool:
 _OF_NUMPY = (np.generic, np.ndarray)
 _SPECIAL: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("$tuple", list, tuple),
-    set: ("$set", _in_order, set),
-    frozenset: ("$frozenset", _in_order, frozenset),
+    set: ("$set", _sorted_items, set),
+    frozenset: ("$frozenset", _sorted_items, frozenset),
     float: ("$float", str, float),  # infinities and NaN, which JSON lacks
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
-    torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), _dtype),
+    torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), _torch_dtype),
     torch.device: ("$device", str, torch.device),
     torch.Generator: (
         "$generator",
         lambda value: [str(value.device), value.get_state()],
         lambda state: torch.Generator(state[0]).set_state(state[1].cpu()),
     ),
-    np.generic: ("$number", lambda value: [str(value.dtype), value.item()], _number),
+    np.generic: ("$number", lambda value: [str(value.dtype), value.item()], _numpy_number),
     np.ndarray: ("$array", lambda value: torch.from_numpy(np.asarray(value, order="C")), lambda made: made.numpy()),
 }
 """Type → its name in JSON, its encoder and its decoder."""

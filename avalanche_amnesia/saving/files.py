@@ -72,13 +72,13 @@ def as_state_error(path: Path, fault: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Convert an error in the block, which writes ``path``, to an OSError that names the remedy."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         failed = OSError(
-            f"{path} can't be written ({error}); what was there stays. Make room on its disk, or see to its "
+            f"{path} can't be written ({error}); the old file is unchanged. Make room on its disk, or see to its "
             "permissions, and do the same again"
         )
         failed.errno = getattr(error, "errno", None)
@@ -86,7 +86,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
+def replace_files(files: Sequence[Path]) -> Iterator[list[Path]]:
     """Yield temporary paths. When all their files are on disk, move them to the given paths, one after another.
 
     If the process is killed, the old or the new file exists completely. A symbolic link is replaced, not followed.
@@ -99,7 +99,7 @@ def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
             part.open("xb").close()  # fails if a link was created there in between
         yield parts
         with ThreadPoolExecutor(len(parts)) as pool:  # syncing all files at once takes as long as syncing one
-            list(pool.map(_to_disk, parts))
+            list(pool.map(_flush, parts))
         for part, file in zip(parts, files, strict=True):
             os.replace(part, file)
     except BaseException:
@@ -108,7 +108,7 @@ def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
         raise
 
 
-def _to_disk(path: Path, access: int = os.O_RDWR) -> None:
+def _flush(path: Path, access: int = os.O_RDWR) -> None:
     """Wait until a file is on disk or, with read access, a directory's list of files."""
     opened = os.open(path, access)
     try:
@@ -118,19 +118,19 @@ def _to_disk(path: Path, access: int = os.O_RDWR) -> None:
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Write a file completely or not at all; see :func:`replacing_all`."""
-    with replacing_all([file]) as (part,):
+    """Write a file completely or not at all; see :func:`replace_files`."""
+    with replace_files([file]) as (part,):
         part.write_bytes(content)
 
 
-def sealed(content: Mapping[str, Any], **head: Any) -> str:
+def seal(content: Mapping[str, Any], **head: Any) -> str:
     """Return ``content`` as JSON with a head and a checksum, which detects damage but not attacks."""
     checksum = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
     return json.dumps({**head, "checksum": checksum, "content": content}, allow_nan=False)
 
 
-def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]:
-    """Return the content of a text from :func:`sealed`; raise ValueError if head or checksum differ.
+def unseal(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]:
+    """Return the content of a text from :func:`seal`; raise ValueError if head or checksum differ.
 
     The head may also contain a signature; ``check`` gets the content and the signature, or None.
     """
@@ -144,7 +144,7 @@ def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, An
     for name, value in head.items():
         if ours[name] != value:
             raise ValueError(f"it has {name} {ours[name]}, and this package reads {name} {value}")
-    if sealed(content, **head, **further) != text:
+    if seal(content, **head, **further) != text:
         raise ValueError("it is damaged, its checksum does not fit")
     if check is not None:
         check(content, further.get("signature"))
@@ -152,7 +152,7 @@ def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, An
 
 
 @contextmanager
-def locked(path: Path, to_write: bool) -> Iterator[None]:
+def lock_directory(path: Path, to_write: bool) -> Iterator[None]:
     """Lock a directory during the block among processes that use this function; ``to_write``: True excludes readers.
 
     The lock belongs to the open directory: it needs no file, and ends with the process.
@@ -186,29 +186,29 @@ def write_state(
     existing file is not written again, and files that the new state does not name are deleted. A signature covers
     the parts through these names.
     """
-    refuse_foreign(path)
-    with writing(path):
+    refuse_other_files(path)
+    with explain_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-    with writing(path), locked(path, to_write=True):
+    with explain_errors(path), lock_directory(path, to_write=True):
         files = {place: part.name for place, part in parts.items()}
         places = {(blobs or path) / files[place]: part for place, part in parts.items()}
         # Made one at a time: together they would be a second copy of the model in memory.
-        new = {file: partial(part_content, part) for file, part in places.items() if not _is_whole(file)}
+        new = {file: partial(part_bytes, part) for file, part in places.items() if not _is_whole(file)}
         content = {"parts": files, "body": body}
         signature = {} if sign is None else {"signature": sign(content)}
-        new[path / STATE] = partial(sealed(content, **HEAD, **signature).encode)  # the state file is replaced last
-        with replacing_all([*new]) as written:
+        new[path / STATE] = partial(seal(content, **HEAD, **signature).encode)  # the state file is replaced last
+        with replace_files([*new]) as written:
             for file, content_of in zip(written, new.values(), strict=True):
                 file.write_bytes(content_of())
         if os.name != "nt":
             with suppress(OSError):  # not supported by some network file systems
-                _to_disk(path, os.O_RDONLY)  # otherwise a power failure could leave the old state without its files
+                _flush(path, os.O_RDONLY)  # otherwise a power failure could leave the old state without its files
         for name in {file.name for file in path.iterdir()}.difference(files.values()):
             if BLOB.fullmatch(name):
                 (path / name).unlink(missing_ok=True)
 
 
-def refuse_foreign(path: Path) -> None:
+def refuse_other_files(path: Path) -> None:
     """Raise StateError unless the directory is missing, is empty, or contains a state."""
     if not path.exists():
         return
@@ -222,7 +222,7 @@ def refuse_foreign(path: Path) -> None:
 
 def read_state(path: Path, blobs: Path | None = None, check: Check | None = None) -> tuple[dict[str, Any], Parts]:
     """Return (body, parts) of the state in a directory; run no code from its files."""
-    with locked(path, to_write=False):
+    with lock_directory(path, to_write=False):
         body, files = read_body(path, check)
         return body, {place: read_part((blobs or path) / name) for place, name in files.items()}
 
@@ -231,18 +231,16 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
     """Return (body, path in the state → name of the file with that part) of the state in a directory."""
     file = path / STATE
     if not file.is_file():
-        raise StateError(
-            f"{path} holds no state ({STATE} is missing): give the directory that strategy.save(path) made"
-        )
+        raise StateError(f"{path} has no state ({STATE} is missing): give the directory that strategy.save(path) made")
     with as_state_error(path, f"{file} is no state that can be loaded"):
-        content = unsealed(file.read_bytes().decode(), check, **HEAD)
+        content = unseal(file.read_bytes().decode(), check, **HEAD)
         for name in content["parts"].values():
             if not BLOB.fullmatch(name):
                 raise StateError(f"it names {name!r}, which is no file of a state")
         return content["body"], content["parts"]
 
 
-def part_content(part: Part) -> bytes:
+def part_bytes(part: Part) -> bytes:
     """Return the content of the file for a part, as bytes in the safetensors format."""
     from safetensors.torch import save  # imported here, because records are read without torch
 
@@ -263,11 +261,11 @@ def _is_whole(file: Path) -> bool:
     except FileNotFoundError:
         return False
     place_and_time = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-    return stat.S_ISREG(found.st_mode) and _fits_name(file, place_and_time)
+    return stat.S_ISREG(found.st_mode) and _is_undamaged(file, place_and_time)
 
 
 @lru_cache(_MOST)
-def _fits_name(file: Path, place_and_time: tuple[int, ...]) -> bool:
+def _is_undamaged(file: Path, place_and_time: tuple[int, ...]) -> bool:
     """Return True if a part's file is undamaged; cached for the same ``place_and_time``."""
     with suppress(StateError):
         return bool(read_part(file).name)

@@ -18,12 +18,12 @@ CONTAINERS = (dict, list, set, deque)
 _LEAVES = (str, bytes, int, float, type(None), type, ModuleType)
 
 
-def is_known(thing: object) -> bool:
+def is_known(obj: object) -> bool:
     """Return True if an object's attributes may be searched: its class is of this package or of Avalanche.
 
     False for strategies, networks and data, and for objects that cannot change.
     """
-    kind: Any = type(thing)
+    kind: Any = type(obj)
     return _is_known(kind)
 
 
@@ -46,14 +46,14 @@ def known_parts(roots: Iterable[object], seen: dict[int, object]) -> Iterator[An
     """Yield, and add to ``seen``, the roots and objects in containers and attributes of known objects, if not in it."""
     todo = deque(roots)
     while todo:
-        thing = todo.popleft()
-        if id(thing) not in seen:
-            seen[id(thing)] = thing  # keeps it alive, so that no id is used twice
-            yield thing
-            if isinstance(thing, (*CONTAINERS, tuple)):
-                todo += (entry for entry in entries_of(thing) if not isinstance(entry, _LEAVES))
-            elif is_known(thing):
-                todo += (value for value in vars(thing).values() if not isinstance(value, _LEAVES))
+        obj = todo.popleft()
+        if id(obj) not in seen:
+            seen[id(obj)] = obj  # keeps it alive, so that no id is used twice
+            yield obj
+            if isinstance(obj, (*CONTAINERS, tuple)):
+                todo += (entry for entry in entries_of(obj) if not isinstance(entry, _LEAVES))
+            elif is_known(obj):
+                todo += (value for value in vars(obj).values() if not isinstance(value, _LEAVES))
 
 
 def entries_of(part: Any) -> list[Any]:

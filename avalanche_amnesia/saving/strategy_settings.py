@@ -65,12 +65,12 @@ def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dic
     return found
 
 
-def own_settings(thing: Any) -> dict[str, Any]:
+def own_settings(obj: Any) -> dict[str, Any]:
     """Return setting name → JSON value for one object."""
-    kind: Any = type(thing)
+    kind: Any = type(obj)
     arguments = _arguments(kind)
     found = {}
-    for name, value in getattr(thing, "__dict__", {}).items():
+    for name, value in getattr(obj, "__dict__", {}).items():
         options = not name.startswith("_") and is_frozen(type(value))
         plain = options and not any(isinstance(getattr(value, f.name), torch.Tensor) for f in fields(value))
         if plain or (name in arguments and _is_setting(value)):
@@ -86,7 +86,7 @@ def _arguments(kind: Any) -> frozenset[str]:
 def _is_setting(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(_is_simple(item) for item in (*value.keys(), *value.values()))
-    return _is_simple(value) or _is_ours(value)
+    return _is_simple(value) or _is_settings_object(value)
 
 
 def _is_simple(value: Any) -> bool:
@@ -98,12 +98,12 @@ def is_frozen(kind: type) -> bool:
     return bool(getattr(getattr(kind, "__dataclass_params__", None), "frozen", False))
 
 
-def _is_ours(value: Any) -> bool:
+def _is_settings_object(value: Any) -> bool:
     """Return True if an object's class derives from this package and holds only settings."""
-    return is_of(type(value), "avalanche_amnesia") and not isinstance(value, (nn.Module, BasePlugin))
+    return is_from(type(value), "avalanche_amnesia") and not isinstance(value, (nn.Module, BasePlugin))
 
 
-def is_of(kind: type, *packages: str) -> bool:
+def is_from(kind: type, *packages: str) -> bool:
     """Return True if a class, or one of its bases, is defined in one of the packages."""
     return any(base.__module__.partition(".")[0] in packages for base in kind.__mro__)
 
@@ -125,4 +125,4 @@ def _as_json(value: Any) -> Any:
         return value.__qualname__
     if is_dataclass(value):
         return {"class": type(value).__name__} | {f.name: _as_json(getattr(value, f.name)) for f in fields(value)}
-    return {"class": type(value).__name__} | own_settings(value) if _is_ours(value) else type(value).__name__
+    return {"class": type(value).__name__} | own_settings(value) if _is_settings_object(value) else type(value).__name__

@@ -18,31 +18,31 @@ def checked(state: Any, /, **kinds: Any) -> list[Any]:
         held = list(state) if isinstance(state, dict) else state
         raise StateError(f"invalid value in state: {held!r:.200} where {list(kinds)} should be")
     for name, kind in kinds.items():
-        if not fits(state[name], kind):
+        if not has_type(state[name], kind):
             raise StateError(f"invalid value in state at {name}: {state[name]!r:.200}")
     return [state[name] for name in kinds]
 
 
-def made(kind: type[Made], state: Any) -> Made:
+def create(kind: type[Made], state: Any) -> Made:
     """Create an object of the data class ``kind`` from its attributes ``state``, after checking their types."""
     hints = get_type_hints(kind)  # those of class variables among them
     names = [attribute.name for attribute in fields(kind)]  # type: ignore[arg-type]
     return kind(*checked(state, **{name: hints[name] for name in names}))
 
 
-def fits(value: Any, kind: Any) -> bool:
+def has_type(value: Any, kind: Any) -> bool:
     """Return True if a value, and every item of a container, has the annotated type."""
     if kind is Any:
         return True
     inner = get_args(kind)
     if isinstance(kind, UnionType):
-        return any(fits(value, option) for option in inner)
+        return any(has_type(value, option) for option in inner)
     if not isinstance(value, get_origin(kind) or kind):
         return False
     if not inner:
         return True
     if isinstance(value, Mapping):
-        return all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
+        return all(has_type(key, inner[0]) and has_type(item, inner[1]) for key, item in value.items())
     if isinstance(value, tuple) and inner[-1] is not Ellipsis:
-        return len(value) == len(inner) and all(map(fits, value, inner))
-    return all(fits(item, inner[0]) for item in value)
+        return len(value) == len(inner) and all(map(has_type, value, inner))
+    return all(has_type(item, inner[0]) for item in value)

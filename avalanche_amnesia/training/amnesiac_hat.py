@@ -14,7 +14,7 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
-from avalanche_amnesia.unlearning.compensation import Compensation, compensates, repairs
+from avalanche_amnesia.unlearning.compensation import Compensation, is_compensation, is_repair
 
 CompensationChoice = Literal["counterfactual", "none"]
 
@@ -72,11 +72,11 @@ class AmnesiacHAT(TaskStrategy):
         forgetting = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
         if compensation == "counterfactual":
             compensation = CounterfactualPlugin(seed=seed)
-        elif compensation != "none" and not compensates(compensation):
+        elif compensation != "none" and not is_compensation(compensation):
             raise ValueError(
                 f"compensation must be 'counterfactual', 'none' or a plugin (BackupPlugin()), got {compensation!r}"
             )
-        if repair is not None and not repairs(repair):
+        if repair is not None and not is_repair(repair):
             raise TypeError(
                 f"repair must be a plugin that repairs, or None: contrib.repair.RepairPlugin(); got {repair!r}"
             )

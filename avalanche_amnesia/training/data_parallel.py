@@ -28,13 +28,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from avalanche_amnesia import seeding
 from avalanche_amnesia.benchmarks.data import TaskError, labels_fingerprint, labels_of
 from avalanche_amnesia.bits import state_hashes, tensor_hash
-from avalanche_amnesia.processes import agree, gathered, n_processes, of_all, rank, summed
+from avalanche_amnesia.processes import check_equal, from_all, gather_rows, n_processes, rank, sum_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 
-class _Draws:
+class _RandomStates:
     """Pair of random states: one that all processes share, and this process's own (for dropout and drawn samples)."""
 
     def __init__(self, seed: int) -> None:
@@ -43,7 +43,7 @@ class _Draws:
             self._other = seeding.rng_state()
 
     @contextmanager
-    def swapped(self, streams: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
+    def swap_states(self, streams: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
         """Use this process's own random state within the block. A nested block uses the shared state again."""
 
         def swap() -> None:
@@ -57,16 +57,16 @@ class _Draws:
         finally:
             swap()
 
-    def each(self, things: Iterable[Any]) -> Iterator[Any]:
-        """Yield the items of ``things``; the random states are swapped while the next item is made."""
-        with self.swapped():
-            rest = iter(things)
+    def swap_for_each(self, objects: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items of ``objects``; the random states are swapped while the next item is made."""
+        with self.swap_states():
+            rest = iter(objects)
         while True:
-            with self.swapped():
-                thing = next(rest, None)
-            if thing is None:
+            with self.swap_states():
+                obj = next(rest, None)
+            if obj is None:
                 return
-            yield thing
+            yield obj
 
 
 class PartOfBatches:
@@ -82,7 +82,7 @@ class PartOfBatches:
 
     samples = 0
 
-    def __init__(self, whole: Any, draws: _Draws) -> None:
+    def __init__(self, whole: Any, draws: _RandomStates) -> None:
         self.whole, self._draws = whole, draws
         self._counts: deque[int] = deque()  # workers fetch ahead
 
@@ -91,21 +91,21 @@ class PartOfBatches:
 
     def __iter__(self) -> Iterator[Any]:
         self._counts.clear()
-        for batch in self._parts():
+        for batch in self._iterate_parts():
             self.samples = self._counts.popleft()
             yield batch
 
-    def _place(self, n: int) -> slice:
+    def _own_slice(self, n: int) -> slice:
         """Return this process's slice of ``n`` samples, and store its length. If empty: sample 0, and length 0."""
         begin, end = (n * number // n_processes() for number in (rank(), rank() + 1))
         self._counts.append(end - begin)
         return slice(begin, end) if end > begin else slice(1)
 
-    def _parts(self) -> Iterator[Any]:
+    def _iterate_parts(self) -> Iterator[Any]:
         loader = self.whole
         if isinstance(loader, TensorBatches):
             for batch in loader.positions():
-                yield loader.at(batch[self._place(len(batch))])
+                yield loader.batch_at(batch[self._own_slice(len(batch))])
             return
         if isinstance(loader, MultiDatasetDataLoader) and type(loader).__iter__ is MultiDatasetDataLoader.__iter__:
             loader = loader._get_loader()
@@ -113,15 +113,15 @@ class PartOfBatches:
         if not torchs or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
             for batch in loader:
                 n = len(batch[1])
-                place = self._place(n)
+                place = self._own_slice(n)
                 yield tree_map_only(Tensor, lambda t: t[place] if t.dim() and len(t) == n else t, batch)  # noqa: B023
             return
         if loader.generator is None:
             torch.empty((), dtype=torch.int64).random_()  # a single process draws the seed of its workers here
         loader = copy(loader)
-        batches = map(list, self._draws.each(loader.batch_sampler))
-        vars(loader)["batch_sampler"] = (batch[self._place(len(batch))] for batch in batches)
-        yield from self._draws.each(loader)
+        batches = map(list, self._draws.swap_for_each(loader.batch_sampler))
+        vars(loader)["batch_sampler"] = (batch[self._own_slice(len(batch))] for batch in batches)
+        yield from self._draws.swap_for_each(loader)
 
 
 def read_all_samples(*loaders: Any) -> None:
@@ -133,7 +133,7 @@ def read_all_samples(*loaders: Any) -> None:
             MultiDatasetDataLoader.__init__(loader, loader.datasets, distributed_sampling=False, **given)
 
 
-class _NormTogether(torch.autograd.Function):
+class _SyncedNorm(torch.autograd.Function):
     """BatchNorm over the mini-batch of all processes. torch's SyncBatchNorm does not run on a CPU."""
 
     @staticmethod
@@ -143,7 +143,7 @@ class _NormTogether(torch.autograd.Function):
         values = x[:, 0].numel() if n else 0
         mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)  # faster than var_mean
         mean, variance = mean.double(), variance.double()
-        sums = summed(torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * values)
+        sums = sum_all(torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * values)
         m = sums[-1]
         if values < 2 and m < 2:  # values first: reading m waits for a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
@@ -165,7 +165,7 @@ class _NormTogether(torch.autograd.Function):
         given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True])
         _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)
         # These are gradients of a part's mean loss; ``reduce`` weights them later, like the loss of the part.
-        shared = summed(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
+        shared = sum_all(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
         of_mean, of_scale = (shared / (ctx.of_loss or 1)).chunk(2)
         scale = (variance + ctx.eps).rsqrt()
         factor = scale if weight is None else scale * weight
@@ -178,7 +178,7 @@ class _NormTogether(torch.autograd.Function):
 
 # No TorchFunctionMode: it is inactive in a backward pass, and checkpointing computes layers again there.
 @contextmanager
-def _norms_together(n: int, of_loss: float) -> Iterator[None]:
+def _sync_norms(n: int, of_loss: float) -> Iterator[None]:
     """Within the block, let BatchNorm layers in training mode use batch statistics over all processes' samples.
 
     ``n`` is the number of this process's samples. Later, ``reduce`` multiplies their gradients by ``of_loss``.
@@ -186,20 +186,20 @@ def _norms_together(n: int, of_loss: float) -> Iterator[None]:
     functions: Any = F
     own: Any = torch.batch_norm, functions._verify_batch_size
 
-    def together(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *options: Any) -> Tensor:
+    def sync_all(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *options: Any) -> Tensor:
         if not training:
             return own[0](x, weight, bias, mean, variance, training, *options)
-        return _NormTogether.apply(x, weight, bias, (mean, variance), *options[:2], n, of_loss)
+        return _SyncedNorm.apply(x, weight, bias, (mean, variance), *options[:2], n, of_loss)
 
     # F.batch_norm calls both; a part may be a single sample.
-    torch.batch_norm, functions._verify_batch_size = together, lambda size: None  # type: ignore[assignment]
+    torch.batch_norm, functions._verify_batch_size = sync_all, lambda size: None  # type: ignore[assignment]
     try:
         yield
     finally:
         torch.batch_norm, functions._verify_batch_size = own
 
 
-class StepsTogether:
+class StepSync:
     """Synchronisation of training steps across processes; the strategy's SeedingPlugin calls the methods.
 
     Args:
@@ -208,7 +208,7 @@ class StepsTogether:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._layout: list[tuple[Tensor, Tensor | None]] = []
+        self._gradient_layout: list[tuple[Tensor, Tensor | None]] = []
         self._step = ExitStack()
 
     def begin_epoch(self, strategy: Strategy) -> None:
@@ -216,17 +216,17 @@ class StepsTogether:
         task, epoch = labels_of(strategy.experience), strategy.clock.train_exp_epochs
         read_all_samples(strategy.dataloader)
         if epoch == 0:
-            self._layout = []
-            _check(strategy)
-            agree(_facts(strategy, self._seed), f"task {task[0]}, before its first step:")
-        self._draws = _Draws(seeding.derive_seed(self._seed, "process", rank(), epoch, *task))
+            self._gradient_layout = []
+            _check_loss_and_norms(strategy)
+            check_equal(_facts_to_agree_on(strategy, self._seed), f"task {task[0]}, before its first step:")
+        self._draws = _RandomStates(seeding.derive_seed(self._seed, "process", rank(), epoch, *task))
         strategy.dataloader = PartOfBatches(strategy.dataloader, self._draws)
 
     def begin_step(self, strategy: Strategy) -> None:
         """Before the forward pass: use this process's random state; let BatchNorm use the samples of all processes."""
         self.leave_step()
-        self._step.enter_context(self._draws.swapped(seeding.torch_rng_state))  # all take longer to swap
-        self._step.enter_context(_norms_together(_counted(strategy), _weight(strategy)))
+        self._step.enter_context(self._draws.swap_states(seeding.torch_rng_state))  # all take longer to swap
+        self._step.enter_context(_sync_norms(_n_own_samples(strategy), _loss_weight(strategy)))
 
     def leave_step(self) -> None:
         """Undo :meth:`begin_step`, also after an error: use the shared random state, and torch's BatchNorm."""
@@ -238,10 +238,10 @@ class StepsTogether:
         self.leave_step()
         learning = list(getattr(strategy.model, "learned_by_backward", strategy.model.parameters)())
         learning += [t for plugin in strategy.plugins for t in getattr(plugin, "learned_by_backward", list)()]
-        tensors, places = [tensor for tensor, _ in self._layout], [of for _, of in self._layout]
+        tensors, places = [tensor for tensor, _ in self._gradient_layout], [of for _, of in self._gradient_layout]
         known = set(map(id, tensors))
         has_more = any(t.grad is not None and id(t) not in known for t in learning)
-        weight, loss = _weight(strategy), strategy.loss.detach()
+        weight, loss = _loss_weight(strategy), strategy.loss.detach()
         here = [weight > 0 and t.grad is not None for t in tensors]
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
         parts = [g if of is None else g.take(of) for g, of in zip(gradients, places, strict=True)]
@@ -254,9 +254,9 @@ class StepsTogether:
         if not weight:
             buffer.zero_()  # even if the loss is NaN
         buffer[-2], buffer[-1] = has_more, weight
-        *means, mean_loss, shares, (more, total) = summed(buffer).split(sizes)
+        *means, mean_loss, shares, (more, total) = sum_all(buffer).split(sizes)
         if more:  # a tensor has got its first gradient, in some process
-            self._layout = _layout(strategy, learning, known)
+            self._gradient_layout = _gradient_layout(strategy, learning, known)
             self.reduce(strategy)
             return
         for tensor, gradient, of, mean, share in zip(tensors, gradients, places, means, shares.tolist(), strict=True):
@@ -272,33 +272,33 @@ class StepsTogether:
     def gather(self, strategy: Strategy) -> None:
         """For metrics, replace outputs, labels and task labels (not inputs) by those of all processes."""
         if strategy.clock.train_exp_iterations == 0:
-            agree(_model_facts(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
-        logits, n = strategy.mb_output, _counted(strategy)
+            check_equal(_model_facts(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
+        logits, n = strategy.mb_output, _n_own_samples(strategy)
         if not isinstance(logits, Tensor) or not listens(strategy.evaluator, "after_training_iteration"):
             return
         first, *others = strategy.mbatch
-        strategy.mb_output, *others = gathered(*(part[:n] for part in (logits, *others)))
+        strategy.mb_output, *others = gather_rows(*(part[:n] for part in (logits, *others)))
         strategy.mbatch = [first, *others]
 
     def finish(self, strategy: Strategy) -> None:
         """After the training: raise ProcessError unless all processes have the same model."""
-        agree(_model_facts(strategy), "after the training")
+        check_equal(_model_facts(strategy), "after the training")
 
 
-def _counted(strategy: Strategy) -> int:
+def _n_own_samples(strategy: Strategy) -> int:
     """Return the number of this process's samples in the mini-batch; 0 if its one sample is a placeholder."""
     return len(strategy.mb_y) if strategy.dataloader.samples else 0
 
 
-def _weight(strategy: Strategy) -> float:
+def _loss_weight(strategy: Strategy) -> float:
     """Return the weight of this process's loss: its number of samples, or the sum of the samples' class weights."""
-    n, criterion, y = _counted(strategy), strategy._criterion, strategy.mb_y
+    n, criterion, y = _n_own_samples(strategy), strategy._criterion, strategy.mb_y
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion.weight is None or y.is_floating_point():
         return n
     return float(criterion.weight[y[:n]].sum())
 
 
-def _check(strategy: Strategy) -> None:
+def _check_loss_and_norms(strategy: Strategy) -> None:
     """Raise TaskError if the loss is no mean over samples, or if a norm layer can't use samples of all processes."""
     loss, model = strategy._criterion, strategy.model
     weight = getattr(loss, "weight", None)
@@ -323,10 +323,10 @@ def _check(strategy: Strategy) -> None:
         )
 
 
-def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
+def _gradient_layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
     """Return (tensor, entries to send or None: all) for each tensor in ``known`` or with a gradient in any process."""
     mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
-    places = {i for of_one in of_all(mine) for i in of_one}
+    places = {i for of_one in from_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}
     for plugin in strategy.plugins:
         moving.update(getattr(plugin, "moving_entries", dict)())
@@ -334,7 +334,7 @@ def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list
     return [(t, moving[id(t)].flatten().nonzero()[:, 0] if id(t) in moving else None) for t in tensors]
 
 
-def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
+def _facts_to_agree_on(strategy: Strategy, seed: int) -> dict[str, Any]:
     """Return name → value of all settings, data and tensors that must be equal in all processes before a task."""
     experience, loader = strategy.experience, strategy.dataloader
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}

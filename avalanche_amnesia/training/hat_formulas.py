@@ -109,8 +109,8 @@ def units_within(
     min_units: int,
 ) -> Tensor:
     """Return a bool tensor ``(n_units,)``: in each layer, the units that a task takes within its budget."""
-    read = strongest_units(sizes, embedding, in_use, lambda n: _whole(reused * n)) & (embedding > 0)
-    taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _whole(new * n)))
+    read = strongest_units(sizes, embedding, in_use, lambda n: _floor(reused * n)) & (embedding > 0)
+    taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _floor(new * n)))
     rank = embedding.masked_fill(read | taken, torch.inf)  # units that are open already rank first
     return read | taken | strongest_units(sizes, rank, torch.ones_like(in_use), lambda n: min_units)
 
@@ -127,5 +127,5 @@ def strongest_units(sizes: Sequence[int], embedding: Tensor, among: Tensor, how_
     return strongest
 
 
-def _whole(units: float) -> int:
+def _floor(units: float) -> int:
     return math.floor(units + 1e-9)  # 0.29 · 100 is 28.999… in floating point

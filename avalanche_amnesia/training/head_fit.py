@@ -10,11 +10,11 @@ from torch import Tensor
 
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.norm_statistics import retake, running_norms
+from avalanche_amnesia.training.norm_statistics import recompute, running_norms
 from avalanche_amnesia.training.task_faults import drawn_positions, input_of, samples_at
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.compensation import FittedHead
-from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest
+from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest_errors
 
 MOST_SAMPLES = 20_000
 
@@ -28,14 +28,14 @@ def fitted_head(model: TaskMaskedModel, task: int, features: Tensor, labels: Ten
     return FittedHead(weight, bias if has_bias else None)
 
 
-def compacted(head: FittedHead) -> FittedHead:
+def compact_head(head: FittedHead) -> FittedHead:
     """Return a smaller copy of a head: half precision if the values fit, without zero columns (of unused units)."""
     columns = head.weight.any(0)
-    bias = None if head.bias is None else _half(head.bias)
-    return replace(head, weight=_half(head.weight[:, columns]), bias=bias, columns=columns)
+    bias = None if head.bias is None else _to_half(head.bias)
+    return replace(head, weight=_to_half(head.weight[:, columns]), bias=bias, columns=columns)
 
 
-def _half(values: Tensor) -> Tensor:
+def _to_half(values: Tensor) -> Tensor:
     short = values.half()
     return short if bool(short.isfinite().all()) else values
 
@@ -70,15 +70,15 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
     positions = drawn_positions(strategy, MOST_SAMPLES, seed)
     x, labels = samples_at(strategy, positions)
     size = BATCH_OF_ROWS if _reads_rows(model, x) else BATCH
-    with evaluating(model):
+    with evaluation_mode(model):
         features = torch.cat([model.features(input_of(model, part), task) for part in x.split(size)])
     labels = labels.to(features.device)
     head = fitted_head(model, task, features, labels)
-    for tensor, value in head.places(model, task):
+    for tensor, value in head.replacements(model, task):
         tensor.copy_(value)
     logits = model.head(task)(features).float().T.contiguous()  # samples last: a softmax over rows is slow
     errors = 1 - logits.softmax(0).gather(0, labels[None])[0]
-    return positions[largest(errors, SURE, max(FEW, len(errors) // 3)).to(positions.device)]
+    return positions[largest_errors(errors, SURE, max(FEW, len(errors) // 3)).to(positions.device)]
 
 
 class CounterfactualFeatures:
@@ -109,7 +109,7 @@ class CounterfactualFeatures:
         norms = running_norms(parts)
         places = range(len(self.x))[part]
         if norms and part == ALL:
-            retake(norms, self._seen, lambda some: self.model.masked_features(some, self._mask, parts))
+            recompute(norms, self._seen, lambda some: self.model.masked_features(some, self._mask, parts))
         for start in range(0, len(places), self._batch):
             some = places[start : start + self._batch]
             batch = slice(some.start, some.stop, some.step)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from avalanche_amnesia.models.multi_head import single_task
-from avalanche_amnesia.processes import gathered, n_processes
+from avalanche_amnesia.processes import gather_rows, n_processes
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 
 STATISTICS_BATCHES = 16
 """Number of mini-batches used to compute running statistics again."""
@@ -34,11 +34,11 @@ class TaskStatistics:
         own = x if single_task(labels) == self.task else x[labels == self.task]
         self._seen.append(own if n_processes() == 1 or strategy.dataloader.samples else x[:0])
 
-    def retake(self, norms: Sequence[Any], run: Callable[[Tensor], object]) -> None:
+    def recompute(self, norms: Sequence[Any], run: Callable[[Tensor], object]) -> None:
         """Recompute the running statistics of ``norms``; ``run(x)`` must pass a mini-batch through the network."""
-        seen = [tree_map_only(Tensor, lambda rows: gathered(rows)[0], x) for x in self._seen]
-        with evaluating(self.model):  # a mini-batch of one sample has no variance
-            retake(norms, [x for x in seen if len(x) > 1], run)
+        seen = [tree_map_only(Tensor, lambda rows: gather_rows(rows)[0], x) for x in self._seen]
+        with evaluation_mode(self.model):  # a mini-batch of one sample has no variance
+            recompute(norms, [x for x in seen if len(x) > 1], run)
 
 
 def running_norms(parts: nn.Module | None) -> list[Any]:
@@ -47,12 +47,12 @@ def running_norms(parts: nn.Module | None) -> list[Any]:
     return [norm for norm in modules if getattr(norm, "running_mean", None) is not None]
 
 
-def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
+def recompute(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
     """Set the running statistics of ``norms`` to their average over ``batches``; ``run(x)`` must call the network."""
     # Only these layers are in training mode, so that they get the same inputs as in evaluation. One pass is enough: a
     # layer in training mode normalises by its batch, so no later layer depends on an old statistic.
     momenta = [norm.momentum for norm in norms]
-    hooks = [norm.register_forward_pre_hook(partial(_average_plainly, count(1))) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(partial(_use_plain_average, count(1))) for norm in norms]
     for norm in norms:
         norm.training = True
     for x in batches:
@@ -62,6 +62,6 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
         hook.remove()
 
 
-def _average_plainly(calls: Iterator[int], norm: Any, inputs: Any) -> None:
+def _use_plain_average(calls: Iterator[int], norm: Any, inputs: Any) -> None:
     """Set a layer's momentum to 1/n before its n-th call. Running statistics then become plain averages."""
     norm.momentum = 1 / next(calls)

@@ -16,7 +16,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
-from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating, first_real
+from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluation_mode, first_float
 
 _MOST_BYTES = 2**31
 """Most bytes of samples drawn into memory: 20,000 large photographs would be twelve gigabytes."""
@@ -27,17 +27,17 @@ def fault_of_inputs(x: Any) -> str | None:
     """Return a message that counts samples with NaN or infinity and names the first; None if all are finite."""
     for part in tree_leaves(x):
         if isinstance(part, Tensor) and part.is_floating_point() and not bool(part.isfinite().all()):
-            return _not_finite((~part.reshape(len(part), -1).isfinite().all(1)).nonzero()[:, 0], len(part))
+            return _non_finite_message((~part.reshape(len(part), -1).isfinite().all(1)).nonzero()[:, 0], len(part))
     return None
 
 
 def fault_in_memory(samples: Any) -> str | None:
     """Return the message of :func:`fault_of_inputs` for samples in memory, before transforms; None for other data."""
-    where = samples.not_finite() if isinstance(samples, TensorTask) else torch.empty(0)
-    return _not_finite(where, len(samples)) if len(where) else None
+    where = samples.nonfinite_positions() if isinstance(samples, TensorTask) else torch.empty(0)
+    return _non_finite_message(where, len(samples)) if len(where) else None
 
 
-def _not_finite(where: Tensor, n: int) -> str:
+def _non_finite_message(where: Tensor, n: int) -> str:
     samples = f"{len(where)} of {n} samples hold" if len(where) > 1 else f"1 of {n} samples holds"
     return f"{samples} NaN or infinity, the first at index {int(where[0])}; take them out, or fill the gaps in"
 
@@ -81,7 +81,7 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
     """Return a message about samples that the model can't process, or features that its heads can't read; else None."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
-    unlike = _unlike_features(x, model, task_labels)
+    unlike = _wrong_features(x, model, task_labels)
     if unlike is not None:
         return unlike
     parts = tree_leaves(x)
@@ -100,7 +100,7 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
         elif not isinstance(x, Tensor):
             mend += ", or make it with example=, a mapping of tensors"
         elif given[0][0] != inputs.shape:
-            mend += f", or make it with input_shape={given[0][0]}{_rearranged(given[0][0], inputs.shape)}"
+            mend += f", or make it with input_shape={given[0][0]}{_shape_advice(given[0][0], inputs.shape)}"
     of_type = given[0][1]
     if of_type != weights and of_type in (torch.uint8, torch.float16, torch.float32, torch.float64):
         scale = " / 255" if of_type == torch.uint8 else ""
@@ -114,17 +114,17 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
     return f"the model can't run on its samples of shape {shown}{names} ({first_line}); {mend}"
 
 
-def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
+def _shape_advice(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
     """Return advice for an error message if the samples, permuted or reshaped, would fit; else an empty text."""
     if len(given) == 3 and given != needed and (given[2], *given[:2]) == needed:
         return "; channels come first, x.permute(0, 3, 1, 2)"
     return f"; they hold as many numbers, x.reshape(-1, *{needed})" if prod(given) == prod(needed) else ""
 
 
-def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
+def _wrong_features(x: Any, model: Any, task_labels: Any) -> str | None:
     """Return a message if the features have a wrong shape for heads; None if the shape fits or the backbone fails."""
     try:
-        with preserved_rng(), evaluating(model):
+        with preserved_rng(), evaluation_mode(model):
             features = model.features(x, task_labels)
     except Exception:  # it does not run
         return None
@@ -159,7 +159,7 @@ def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
     return (x, y) if len(index) == len(x) else (x[index], y[index])
 
 
-def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | None:
+def divergence_of(model: TaskMaskedModel, task: int, experience: Any) -> str | None:
     """Return why a trained task has diverged (weights not finite, features or logits overflow), or None."""
     # Weights may be finite and still useless: if features or logits overflow float32 when squared, losses, variances
     # and fitted heads of every later task that reads these units fail too.
@@ -170,7 +170,7 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
     try:
         with preserved_rng():
             x, _ = task_data(experience, torch.arange(min(_FEW_SAMPLES, len(experience.dataset))))
-        with evaluating(model):
+        with evaluation_mode(model):
             features = model.features(input_of(model, x), task)
             logits = model.head(task)(features)
     except Exception:  # for example samples prepared by a plugin: a check must not lose a trained task
@@ -183,11 +183,11 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
 
 def input_of(model: nn.Module, x: Any) -> Any:
     """Return samples on the model's device; floating-point samples get the model's dtype."""
-    like = first_real(model)
+    like = first_float(model)
     return tree_map(lambda part: part.to(like.device, like.dtype if part.is_floating_point() else part.dtype), x)
 
 
-def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> str | None:
+def unchanged_warning(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> str | None:
     """Return a warning if the training changed neither the shared weights nor the task's head; else None."""
     now = dict(model.named_parameters())
     if any(not torch.equal(value, before[name]) for name, value in now.items() if name in before):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import finished_tensors
-from avalanche_amnesia.optimizers import copied
+from avalanche_amnesia.optimizers import copy_state
 from avalanche_amnesia.saving.known_objects import is_known
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.update_rules import Adjuster
@@ -59,9 +59,9 @@ class TaskSnapshot:
     def __init__(self, strategy: Strategy, task: int) -> None:
         model: nn.Module = strategy.model
         self.task = task
-        self.moments = copied(strategy.optimizer.state)
+        self.moments = copy_state(strategy.optimizer.state)
         """The optimizer's state, by parameter; emptied at an unlearning, because it may reveal the unlearned task."""
-        self.states = states_of_users(strategy)
+        self.states = user_plugin_states(strategy)
         """States of the user's plugins; emptied at an unlearning, for the reason given for ``moments``."""
         self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         # Other tasks' buffers are not copied: they do not change, and their task may be unlearned meanwhile.
@@ -72,13 +72,13 @@ class TaskSnapshot:
             of_others = set(model.buffer_names([other for other in model.tasks if other != task]))
             buffers = {name: buffer for name, buffer in buffers.items() if name not in of_others}
         self._statistics = {name: buffer.clone() for name, buffer in buffers.items()}
-        self.finished = copied_finished(model)
+        self.finished = copy_finished(model)
 
     @torch.no_grad()
     def restore(self, strategy: Strategy) -> None:
         """Restore the optimizer's state, parameters and buffers that still exist, and the states of user plugins."""
         model: nn.Module = strategy.model
-        strategy.optimizer.state = copied(self.moments)
+        strategy.optimizer.state = copy_state(self.moments)
         for name, parameter in model.named_parameters():
             if name in self.values:
                 parameter.copy_(self.values[name])
@@ -86,7 +86,7 @@ class TaskSnapshot:
             if name in self._statistics:
                 buffer.copy_(self._statistics[name])
         self.restore_finished_tasks(model)
-        restore_users(self.states)
+        restore_user_plugins(self.states)
 
     @torch.no_grad()
     def restore_finished_tasks(self, model: nn.Module) -> None:
@@ -107,18 +107,18 @@ States = Sequence[tuple[Any, Any]]
 """User plugins, each with a copy of its ``state()``."""
 
 
-def states_of_users(strategy: Strategy) -> States:
+def user_plugin_states(strategy: Strategy) -> States:
     """Return (plugin, copy of its ``state()``) for each user plugin that has a ``load_state``."""
     users = [p for p in strategy.plugins if hasattr(type(p), "load_state") and not is_known(p)]
     return [(plugin, deepcopy(plugin.state())) for plugin in users]
 
 
-def restore_users(states: States) -> None:
+def restore_user_plugins(states: States) -> None:
     """Load into each plugin a copy of its stored state."""
     for plugin, state in states:
         plugin.load_state(deepcopy(state))
 
 
-def copied_finished(model: nn.Module) -> dict[str, Tensor]:
+def copy_finished(model: nn.Module) -> dict[str, Tensor]:
     """Return name → copy of each parameter and buffer in the heads and norm layers of finished tasks."""
     return {name: tensor.detach().clone() for name, tensor in finished_tensors(model).items()}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpack_batch
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.processes import ProcessError
@@ -176,7 +176,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         if not torch.is_grad_enabled():
             raise TaskError("gradients are switched off by torch.no_grad() or inference_mode(): train outside of it")
         arguments.check_train_options(kwargs, type(self))
-        given = self._tasks_in(arguments.listed(experiences, "strategy.train"))
+        given = self._tasks_in(arguments.as_list(experiences, "strategy.train"))
         held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
         if held_out:
             warnings.warn(
@@ -189,13 +189,13 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
                 raise TypeError(
                     f"eval_streams must be a list of streams, [benchmark.test_stream], got {eval_streams!r}"
                 )
-            streams = [self._tasks_in(arguments.listed(one, "train(eval_streams=…)")) for one in eval_streams]
+            streams = [self._tasks_in(arguments.as_list(one, "train(eval_streams=…)")) for one in eval_streams]
         with preserved_rng(), self._full_precision():
             try:
                 self._trains = True
                 plugin = unlearning_of(self)
                 if plugin is not None and given:  # waiting requests may need data before the first task begins
-                    plugin.stream.note(given[0])
+                    plugin.stream.remember(given[0])
                 return super().train(given, streams, **kwargs)
             except TaskError:
                 self.abort_training()
@@ -244,7 +244,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             TypeError: for objects that are no experiences, for example a benchmark.
         """
         refuse_unfinished(self)
-        given = self._tasks_in(arguments.listed(exp_list, "strategy.eval"))
+        given = self._tasks_in(arguments.as_list(exp_list, "strategy.eval"))
         known = remaining_experiences(self, given)
         with self._full_precision():
             return super().eval(known, **kwargs) if known else {}
@@ -261,9 +261,9 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         """Return experiences with task labels; in a stream without labels, an experience's position is its label."""
         found = list(experiences)
         if not all(hasattr(experience, "task_labels") and stream_of(experience) for experience in found):
-            from avalanche_amnesia.benchmarks.stream_labels import labelled  # lazy: most streams have labels
+            from avalanche_amnesia.benchmarks.stream_labels import relabel  # lazy: most streams have labels
 
-            found = labelled(found, parts=self.model.additive)
+            found = relabel(found, parts=self.model.additive)
         for n in {e.labelled_by_place for e in found if hasattr(e, "labelled_by_place")}:
             if self._placed is None:
                 warnings.warn(
@@ -325,7 +325,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             super().training_epoch(**kwargs)
 
     def _unpack_minibatch(self) -> None:
-        self.mbatch = unpacked(self.mbatch)
+        self.mbatch = unpack_batch(self.mbatch)
         super()._unpack_minibatch()
 
     def forward(self) -> Any:

@@ -20,7 +20,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
-from avalanche_amnesia.unit_graph.graph import Between, Computed, UnitGraph
+from avalanche_amnesia.unit_graph.graph import Between, LazyMapping, UnitGraph
 
 AdjustSpace = Literal["update", "gradient"]
 Importance = Literal["sum", "flat", "number"]
@@ -38,7 +38,7 @@ class TaskUse:
         self.n_tasks = len(self._counted)
         self.in_use = model.cumulative_mask(self._counted)
         self.shapes = {name: (p.shape, p.dtype) for name, p in model.backbone.named_parameters()}
-        self.covered = self._expanded(model.graph.parameter_use(model.by_layer(self.in_use)))
+        self.covered = self._expand(model.graph.parameter_use(model.by_layer(self.in_use)))
         self._model = model
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
@@ -52,7 +52,7 @@ class TaskUse:
     @cached_property
     def importance(self) -> Mapping[str, Tensor]:
         """Return parameter → importance: ``min`` of the numbers of tasks that use a weight's input and output unit."""
-        return dict(self._expanded(self._model.graph.parameter_use(*self._each)))  # stored: read in every step
+        return dict(self._expand(self._model.graph.parameter_use(*self._masks_by_task)))  # stored: read in every step
 
     @cached_property
     def _by_max(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
@@ -60,36 +60,36 @@ class TaskUse:
         if not isinstance(graph, UnitGraph):
             raise ValueError("between='max' is of masks over units: a weight that is masked itself lies between none")
         cumulative = [self._model.by_layer(self._model.cumulative_mask(self._counted))]
-        reach = [graph.parameter_use(*masks, between="max") for masks in (cumulative, self._each)]
-        return self._expanded(reach[0]), dict(self._expanded(reach[1]))
+        reach = [graph.parameter_use(*masks, between="max") for masks in (cumulative, self._masks_by_task)]
+        return self._expand(reach[0]), dict(self._expand(reach[1]))
 
     @property
-    def _each(self) -> list[Mapping[str, Tensor]]:
+    def _masks_by_task(self) -> list[Mapping[str, Tensor]]:
         """Return a mapping for each protecting task: layer → the task's mask, or its measured unit importances."""
         model = self._model
         of_units = model.importance if isinstance(model, MaskedModel) else model.binary_mask
         masks = [model.by_layer(of_units(task)) for task in self._counted]
         return masks or [model.by_layer(torch.zeros_like(self.in_use))]
 
-    def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _expand(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return ``uses`` with each tensor expanded to the shape of its parameter, and in the parameter's dtype."""
-        return Computed(uses, partial(_expanded, uses, self.shapes))
+        return LazyMapping(uses, partial(_expand, uses, self.shapes))
 
 
-def stored(values: Tensor) -> Tensor:
+def without_repeats(values: Tensor) -> Tensor:
     """Return an expanded tensor without its repeated entries; the result broadcasts to ``values``."""
     for dim, stride in enumerate(values.stride()):
         values = values.narrow(dim, 0, 1) if stride == 0 else values
     return values
 
 
-def total(shares: Tensor) -> float:
+def sum_entries(shares: Tensor) -> float:
     """Return the sum over all entries of a tensor, which may be expanded."""
-    once = stored(shares)
+    once = without_repeats(shares)
     return float(once.double().sum()) * (shares.numel() // once.numel())
 
 
-def _expanded(uses: Mapping[str, Tensor], like: Mapping[str, tuple[torch.Size, torch.dtype]], name: str) -> Tensor:
+def _expand(uses: Mapping[str, Tensor], like: Mapping[str, tuple[torch.Size, torch.dtype]], name: str) -> Tensor:
     shape, dtype = like[name]
     return uses[name].to(dtype).expand(shape)
 
@@ -159,7 +159,7 @@ class AdjustmentRule:
         if not isinstance(share, Tensor) or share.shape != shape:
             given = f"one of {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
             raise TypeError(f"protected_share must return a tensor of the shape of {name}, {tuple(shape)}; got {given}")
-        once = stored(share)
+        once = without_repeats(share)
         if self.constant and not bool(((once >= 0) & (once <= 1)).all()):  # checked once a task, not in every step
             raise ValueError(
                 f"{type(self).__name__}.protected_share must return shares from 0, free, to 1, frozen; of {name} it "
@@ -169,12 +169,12 @@ class AdjustmentRule:
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         """Return the divisor of a gradient, ``1 / (1 − share)``; it broadcasts to the parameter's shape."""
-        return 1 / (1 - stored(self.checked_share(use, name, sparsity)))
+        return 1 / (1 - without_repeats(self.checked_share(use, name, sparsity)))
 
     def capacity(self, use: TaskUse) -> float:
         """Return the network's capacity for a next task: the mean share of its updates left unblocked, at ``κ = 0``."""
         shares = [self.expected_share(use, name) for name in use.covered]
-        return 1 - sum(map(total, shares)) / sum(share.numel() for share in shares)
+        return 1 - sum(map(sum_entries, shares)) / sum(share.numel() for share in shares)
 
     def expected_share(self, use: TaskUse, name: str) -> Tensor:
         """Return the mean of :meth:`protected_share` over random draws, without layer sparsity (``κ = 0``)."""
@@ -202,7 +202,7 @@ class RandomRule(AdjustmentRule, name="random"):
 
     def expected_share(self, use: TaskUse, name: str) -> Tensor:
         covered = use.covered_by(self.between)[name]
-        return (stored(covered) / 2).expand_as(covered)
+        return (without_repeats(covered) / 2).expand_as(covered)
 
 
 class ConstantRule(AdjustmentRule, name="constant"):
@@ -230,7 +230,7 @@ class ConstantRule(AdjustmentRule, name="constant"):
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         covered = use.covered_by(self.between)[name]
-        return (stored(covered) * (1 - self.alpha)).expand_as(covered)
+        return (without_repeats(covered) * (1 - self.alpha)).expand_as(covered)
 
 
 PAPER_ALPHA = 1e-6
@@ -290,10 +290,10 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
     def importance_of(self, use: TaskUse, name: str) -> Tensor:
         """Return the importance of a parameter's entries, without the repeats of an expanded tensor."""
         if self.importance == "number":
-            return torch.full_like(stored(use.covered[name]), use.n_tasks + 1)
+            return torch.full_like(without_repeats(use.covered[name]), use.n_tasks + 1)
         if self.importance == "flat":
-            return stored(use.covered_by(self.between)[name]) * use.n_tasks
-        return stored(use.importance_by(self.between)[name])
+            return without_repeats(use.covered_by(self.between)[name]) * use.n_tasks
+        return without_repeats(use.importance_by(self.between)[name])
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         """Return a gradient's divisor, ``1 + importance / r_l``. The base class would pass twice over the entries."""
@@ -304,7 +304,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return torch.add(one, importance, alpha=inverse)
 
 
-def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
+def measure_importance(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
     """Return measured importances of a finished task's units, ``(n_units,)``: up to 1 per layer, 0 outside its mask.
 
     A layer whose measure is 0 for all units counts by its mask, because nothing else would protect it.
@@ -320,7 +320,7 @@ def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tens
     return torch.cat([layer / layer.max() if bool(layer.any()) else used for layer, used in of_layers])
 
 
-def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
+def as_rule(adjustment: str | AdjustmentRule) -> AdjustmentRule:
     """Return ``adjustment`` if it is a rule, or a new rule of that name; raise ValueError for an unknown name."""
     if isinstance(adjustment, AdjustmentRule):
         return adjustment
@@ -353,22 +353,22 @@ class Adjuster:
     ) -> None:
         self.rule, self.use = rule, use
         parts = ((name, part) for name in use.covered for part in (use.covered[name], rule.expected_share(use, name)))
-        self.names = list(dict.fromkeys(name for name, part in parts if bool((stored(part) > 0).any())))
+        self.names = list(dict.fromkeys(name for name, part in parts if bool((without_repeats(part) > 0).any())))
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._layer_of = layer_of
-        self._shares = [shares.contiguous() for shares in self._asked(rule.checked_share, [])] if rule.constant else []
+        self._shares = [shares.contiguous() for shares in self._apply(rule.checked_share, [])] if rule.constant else []
         self.frozen = rule.constant and all(bool(((s == 0) | (s == 1)).all()) for s in self._shares)
         self._start = [before[name] for name in self.names]
         self.on_gradients = rule.space == "gradient" or (linear and not self.frozen)
 
     @cached_property
-    def _before(self) -> list[Tensor]:
+    def _values_before(self) -> list[Tensor]:
         """Return the parameters' values before a step, one tensor for each of :attr:`names`."""
         # A frozen entry never moves within the task, so its value at the task's start is its value before every step.
         return self._start if self.frozen else [torch.empty_like(value) for value in self._start]
 
-    def _asked(self, method: Callable[[TaskUse, str, float | Tensor], Tensor], sparsity: LayerSparsity) -> list[Tensor]:
+    def _apply(self, method: Callable[[TaskUse, str, float | Tensor], Tensor], sparsity: LayerSparsity) -> list[Tensor]:
         """Call a method of the rule for each parameter in :attr:`names`, and return the resulting tensors."""
         of_layers = [sparsity[self._layer_of(name)] if sparsity else 0.0 for name in self.names]
         return [method(self.use, name, kappa) for name, kappa in zip(self.names, of_layers, strict=True)]
@@ -385,12 +385,12 @@ class Adjuster:
             self._scale_gradients(sparsity)
         elif not self.frozen:
             if not self.rule.constant:
-                self._shares = self._asked(self.rule.checked_share, sparsity)
-            torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
+                self._shares = self._apply(self.rule.checked_share, sparsity)
+            torch._foreach_copy_(self._values_before, [parameter.data for parameter in self.parameters])
 
     def _scale_gradients(self, sparsity: LayerSparsity) -> None:
         constant = self.rule.constant
-        factors = self._shares if constant else self._asked(self.rule.divisor, sparsity)
+        factors = self._shares if constant else self._apply(self.rule.divisor, sparsity)
         pairs = [(p.grad, of) for p, of in zip(self.parameters, factors, strict=True) if p.grad is not None]
         if not pairs:
             return
@@ -403,4 +403,4 @@ class Adjuster:
     def after_step(self) -> None:
         """Undo the protected share of the optimizer's step (lerp is exact at 0 and at 1)."""
         if self.names and not self.on_gradients:
-            torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._before, self._shares)
+            torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._values_before, self._shares)

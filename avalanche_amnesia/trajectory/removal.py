@@ -22,9 +22,9 @@ from avalanche_amnesia.trajectory.sparse import (
     positions,
     put,
     take,
-    united,
+    union_of,
 )
-from avalanche_amnesia.trajectory.undo_log import Log, Updates
+from avalanche_amnesia.trajectory.undo_log import UndoLog, Updates
 
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that the task uses and that must not change."""
@@ -32,7 +32,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Revision:
-    """Replacement of a remaining task's update ``own`` in some entries by ``base · before + factor · own + added``.
+    """Replacement of a remaining task's update in some entries by ``base · before + factor · update + added``.
 
     The revised update replaces the recorded one, also in later removals, even in one of the task itself.
 
@@ -51,9 +51,9 @@ class Revision:
     alone: bool = False
     base: Tensor | float = 1.0
 
-    def written(self, before: Tensor, own: Tensor) -> Tensor:
-        """Return the values after the revised task, from ``before`` and the task's update ``own``, float64 ``(k,)``."""
-        return before * self.base + (own * self.factor + self.added)
+    def revised_values(self, before: Tensor, update: Tensor) -> Tensor:
+        """Return the values after the revised task, from ``before`` and the recorded ``update``, float64 ``(k,)``."""
+        return before * self.base + (update * self.factor + self.added)
 
 
 Revisions = Mapping[int, Mapping[str, Revision]]
@@ -62,7 +62,7 @@ Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
 """A write to a tensor: (writer, its log entry, flat index, values before, values written)."""
 
 
-def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
+def undo_writes(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
     """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place. Return the steps, last one first."""
     steps: list[Step] = []
     # The last writer is undone first, because undoing a coded log starts at the bits that its writer left.
@@ -70,7 +70,7 @@ def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]
         if entry is not None:
             index = positions(entry.where)
             written = take(value, index)
-            old = entry.before(written)
+            old = entry.old_values(written)
             put(value, index, old)
             steps.append((task, entry, index, old, written))
     return steps
@@ -80,7 +80,7 @@ def replay(
     name: str,
     committed: Tensor,
     writers: Sequence[tuple[int, SparseEntries | None]],
-    logs: Mapping[int, Log],
+    logs: Mapping[int, UndoLog],
     updates: Mapping[int, Updates],
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
@@ -97,10 +97,10 @@ def replay(
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
     value = committed.detach().cpu().reshape(-1).clone()
-    nothing = SparseValues.of(committed, torch.zeros(committed.shape, dtype=torch.bool))
+    nothing = SparseValues.select(committed, torch.zeros(committed.shape, dtype=torch.bool))
     order = [task for task, _ in writers]
     # Include a task with a revised update even if it did not write to this tensor: the revision may name other entries.
-    steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
+    steps = undo_writes(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # forward again, without the removed writers
         if task in updates:
             kept = read[index] if reading else None
@@ -119,14 +119,14 @@ def replay(
             stands = ~torch.stack(alone).any(0)
             kept = stands[index]
             if not bool(kept.all()):
-                entry = logs[task][name] = entry.restricted(stands)
+                entry = logs[task][name] = entry.restrict(stands)
             index, old, written, update = index[kept], old[kept], written[kept], update[kept]
         # Compute the revision before the task's own write, because it starts from the value before that write.
         if task in revisions:
             target = positions(revisions[task].where)
             own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
             start = value[target]
-            revised = revisions[task].written(start.double(), own[target]).to(value.dtype)
+            revised = revisions[task].revised_values(start.double(), own[target]).to(value.dtype)
         here = take(value, index)
         # If the old value has the same bits, restore the written bits, because before + Δ may round differently.
         unmoved = same_bits(here, old)
@@ -136,22 +136,22 @@ def replay(
             # The old value has changed, so the log must restore the new one.
             new = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
             put(value, index, new)
-            logs[task][name] = entry.rebased(here, new)
+            logs[task][name] = entry.rebase(here, new)
         if task in revisions:
             value[target] = revised
-            logs[task][name] = logs[task].get(name, nothing).extended(target, start)
+            logs[task][name] = logs[task].get(name, nothing).extend(target, start)
     # All logs are rebased by now, so entries can be added.
     for index, old in handed:
         for task, reads in reading.items():
             taken = reads[index]
             if bool(taken.any()):
-                logs[task][name] = logs[task].get(name, nothing).extended(index[taken], old[taken])
+                logs[task][name] = logs[task].get(name, nothing).extend(index[taken], old[taken])
                 # Only one log may restore an entry: the first reader's. Later readers get the remaining entries.
                 index, old = index[~taken], old[~taken]
     return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays
 
 
-def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
+def reapply_update(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
     """Return the values of the task in training if its start values become ``new_before`` and its update stays."""
     # The current task has no log yet: its update is the current value minus the start value.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
@@ -162,7 +162,7 @@ def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class ChangedEntries:
     """Entries of a tensor that a removal changes, True in ``where``; their values ``now`` and ``without`` the tasks."""
 
     where: Tensor
@@ -170,16 +170,16 @@ class Moved:
     without: Tensor
 
     @classmethod
-    def between(cls, now: Tensor, without: Tensor) -> Moved:
+    def between(cls, now: Tensor, without: Tensor) -> ChangedEntries:
         """Return the entries of a tensor whose bits differ from those of its values without the tasks."""
         where = ~same_bits(now, without)
         return cls(where, take(now, where.reshape(-1)), take(without, where.reshape(-1)))
 
-    def take_out(self, tensor: Tensor) -> None:
+    def remove_from(self, tensor: Tensor) -> None:
         """Write the values after the removal into a tensor, in place."""
         put(tensor, self.where.reshape(-1), self.without)
 
-    def put_back(self, tensor: Tensor) -> None:
+    def restore_in(self, tensor: Tensor) -> None:
         """Write the values before the removal into a tensor, in place."""
         put(tensor, self.where.reshape(-1), self.now)
 
@@ -190,7 +190,7 @@ class Removal:
 
     Attributes:
         tasks: the removed tasks.
-        moved: tensor name → the changed entries.
+        changed: tensor name → the changed entries.
         before: the changed entries of the values before the current task; empty between tasks.
         logs: the remaining writers' undo logs afterwards.
         shared: tensor name → bool tensor of the entries that keep the tasks' values, because remaining tasks use them.
@@ -199,9 +199,9 @@ class Removal:
     """
 
     tasks: tuple[int, ...]
-    moved: Mapping[str, Moved]
+    changed: Mapping[str, ChangedEntries]
     before: Mapping[str, Tensor]
-    logs: Mapping[int, Log]
+    logs: Mapping[int, UndoLog]
     shared: Mapping[str, Tensor]
     updates: Mapping[int, Updates]
     current: Mapping[str, Tensor]
@@ -209,20 +209,20 @@ class Removal:
     @cached_property
     def values(self) -> dict[str, Tensor]:
         """Return name of a changed tensor → its values after the removal, computed at the first access."""
-        result = {name: self.current[name].detach().clone() for name in self.moved}
-        for name, moved in self.moved.items():
-            moved.take_out(result[name])
+        result = {name: self.current[name].detach().clone() for name in self.changed}
+        for name, moved in self.changed.items():
+            moved.remove_from(result[name])
         return result
 
-    def written(self) -> dict[str, Tensor]:
+    def written_entries(self) -> dict[str, Tensor]:
         """Return tensor name → bool tensor of the entries that the removed tasks and repairs had changed."""
-        return united({name: update != 0 for name, update in of.items()} for of in self.updates.values())
+        return union_of({name: update != 0 for name, update in of.items()} for of in self.updates.values())
 
 
-def work_out(
+def compute_removal(
     tasks: Sequence[int],
-    gone: Collection[int],
-    recorded: Mapping[int, Log],
+    removed: Collection[int],
+    recorded: Mapping[int, UndoLog],
     current: Mapping[str, Tensor],
     before: Mapping[str, Tensor] | None,
     readers: Readers | None,
@@ -231,30 +231,30 @@ def work_out(
     """Return the :class:`Removal` of tasks and repairs; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
     revisions = {} if revisions is None else revisions
     order = list(recorded)
-    first = min(map(order.index, gone), default=len(order))
+    first = min(map(order.index, removed), default=len(order))
     later = {writer: recorded[writer] for writer in order[first:]}  # earlier logs do not depend on removed values
     logs = {  # tensors removed with the tasks (their heads) are removed from later tasks' logs too
         writer: log.with_entries({name: entry for name, entry in log.items() if name in current})
         for writer, log in recorded.items()
-        if writer not in gone
+        if writer not in removed
     }
-    moved: dict[str, Moved] = {}
+    changed: dict[str, ChangedEntries] = {}
     new_before: dict[str, Tensor] = {}
     shared: dict[str, Tensor] = {}
-    updates = {writer: Updates() for writer in gone}
-    changing = (*(recorded[writer] for writer in gone), *revisions.values())
+    updates = {writer: Updates() for writer in removed}
+    changing = (*(recorded[writer] for writer in removed), *revisions.values())
     names = sorted({name for tensors in changing for name in tensors if name in current})
     # Logs start at the state after the last finished task, so during a task use the values before it.
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
-    def without(name: str) -> tuple[Moved, Tensor | None, Tensor | None]:
+    def remove_from_tensor(name: str) -> tuple[ChangedEntries, Tensor | None, Tensor | None]:
         """Return a tensor's changed entries, entries that keep removed writers' values, and new values if computed."""
         committed, here = base[name], base[name].detach().cpu()
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
         bits = {writer: log[name].bits for writer, log in later.items() if name in log}
         # A revision may change entries that no removed writer changed: then consider all entries.
-        going = None if revised else reduce(np.bitwise_or, (bits[writer] for writer in gone if writer in bits))
+        going = None if revised else reduce(np.bitwise_or, (bits[writer] for writer in removed if writer in bits))
         # Replay only revised writers, and writers of an entry that may change.
         taking_part = [
             (writer, log.get(name))
@@ -267,30 +267,30 @@ def work_out(
             where = entry.where
             written = take(here, where.reshape(-1))
             updates[writer].add(name, entry, written)
-            change = Moved(where, written, entry.before(written))
+            change = ChangedEntries(where, written, entry.old_values(written))
             if not bool(same_bits(written, change.without).any()):
                 return change, None, None
             replayed, stays = here.clone(), None
-            change.take_out(replayed)
+            change.remove_from(replayed)
         else:
             replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
-        return Moved.between(here, replayed), stays, replayed
+        return ChangedEntries.between(here, replayed), stays, replayed
 
     for name in names:
         committed = base[name]
-        change, stays, replayed = without(name)
+        change, stays, replayed = remove_from_tensor(name)
         if stays is not None and bool(stays.any()):
             shared[name] = stays
         if not len(change.now):
             continue
-        moved[name] = Moved(*(part.to(committed.device) for part in vars(change).values()))
+        changed[name] = ChangedEntries(*(part.to(committed.device) for part in vars(change).values()))
         if before is not None and name in before:
             if replayed is None:
                 replayed = committed.detach().clone()
-                moved[name].take_out(replayed)
+                changed[name].remove_from(replayed)
             new_before[name] = replayed.to(committed.device)
             # Apply the current task's update so far to its new start values.
             now = current[name].detach()
-            value = moved_along(now, before[name], new_before[name])
-            moved[name] = Moved.between(now, value)
-    return Removal(tuple(tasks), moved, new_before, logs, shared, updates, current)
+            value = reapply_update(now, before[name], new_before[name])
+            changed[name] = ChangedEntries.between(now, value)
+    return Removal(tuple(tasks), changed, new_before, logs, shared, updates, current)

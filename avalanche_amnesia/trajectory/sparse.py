@@ -25,11 +25,11 @@ from avalanche_amnesia.bits import as_integers, same_bits
 LEVELS = 127
 """Limit of int8 codes, and of corrections in units in the last place."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
-KEPT = -128
+STORED_DIRECTLY = -128
 """Marks an entry whose old value is stored directly instead of as a correction."""
 
 
-class _Chosen:
+class _ChosenEntries:
     """Base class for chosen entries of a tensor. Subclasses add data per entry. All tensor attributes are saved."""
 
     chosen: Tensor
@@ -39,7 +39,7 @@ class _Chosen:
     @property
     def bits(self) -> np.ndarray:
         """Return the positions as packed bits ``(rows, ⌈entries per row / 8⌉)``."""
-        rows, data = _rows(self.shape), self.chosen.numpy()
+        rows, data = _n_rows(self.shape), self.chosen.numpy()
         width = -(-prod(self.shape) // rows // 8)
         if len(data) == rows * width:
             return data.reshape(rows, width)
@@ -59,11 +59,11 @@ class _Chosen:
 
 
 @dataclass(frozen=True)
-class SparseValues(_Chosen):
+class SparseValues(_ChosenEntries):
     """Chosen entries of a tensor with their old values, stored directly.
 
-    Weights have few signs and exponents but random digits: their highest bytes are coded (:func:`halved`), the lower
-    ones cannot be shrunk.
+    Weights have few signs and exponents but random digits: their highest bytes are coded (:func:`compress_bytes`), the
+    lower ones cannot be shrunk.
     """
 
     chosen: Tensor
@@ -73,14 +73,14 @@ class SparseValues(_Chosen):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor, where: Tensor) -> SparseValues:
+    def select(cls, tensor: Tensor, where: Tensor) -> SparseValues:
         """Return the entries of ``tensor``, with their values, where the bool tensor ``where`` is True."""
-        return cls._made(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
+        return cls._from_values(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
 
     @classmethod
-    def _made(cls, chosen: Tensor, values: Tensor, shape: tuple[int, ...]) -> SparseValues:
+    def _from_values(cls, chosen: Tensor, values: Tensor, shape: tuple[int, ...]) -> SparseValues:
         planes = values.contiguous().view(torch.uint8).reshape(len(values), values.element_size()).T
-        return cls(chosen, halved(planes[-1].numpy()), planes[:-1].contiguous(), values.dtype, shape)
+        return cls(chosen, compress_bytes(planes[-1].numpy()), planes[:-1].contiguous(), values.dtype, shape)
 
     @property
     def values(self) -> Tensor:
@@ -89,33 +89,33 @@ class SparseValues(_Chosen):
         planes = np.empty((k, bytes_below + 1), dtype=np.uint8)
         for byte, plane in enumerate(self.low.numpy()):  # one by one: numpy copies triples three times as slowly
             planes[:, byte] = plane
-        planes[:, -1] = doubled(self.high, k)
+        planes[:, -1] = decompress_bytes(self.high, k)
         return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
-    def before(self, written: Tensor) -> Tensor:
+    def old_values(self, written: Tensor) -> Tensor:
         """Return the stored values before the task, ``(k,)``. ``written``, the values after the task, is not used."""
         return self.values
 
-    def rebased(self, before: Tensor, written: Tensor) -> SparseValues:
+    def rebase(self, before: Tensor, written: Tensor) -> SparseValues:
         """Return a copy that restores the values ``before`` ``(k,)`` from the values ``written`` ``(k,)``."""
-        return self._made(self.chosen, before, self.shape)
+        return self._from_values(self.chosen, before, self.shape)
 
-    def extended(self, index: Tensor, values: Tensor) -> SparseValues:
+    def extend(self, index: Tensor, values: Tensor) -> SparseValues:
         """Return a copy that restores ``values`` ``(m,)`` at the entries with flat ``index`` ``(m,)``."""
         where, old = self.where, torch.zeros(self.shape, dtype=self.dtype)
         for there, held in ((where.reshape(-1), self.values), (index, values)):
             put(old, there, held)
         put(where, index, torch.tensor(True))
-        return self.of(old, where)
+        return self.select(old, where)
 
-    def restricted(self, keep: Tensor) -> SparseValues:
+    def restrict(self, keep: Tensor) -> SparseValues:
         """Return a copy with only the entries where ``keep`` (bool ``(n,)``) is True."""
         where = self.where.reshape(-1)
-        return self._made(pack((where & keep).reshape(self.shape)), self.values[keep[where]], self.shape)
+        return self._from_values(pack((where & keep).reshape(self.shape)), self.values[keep[where]], self.shape)
 
 
 @dataclass(frozen=True)
-class SparseUpdates(_Chosen):
+class SparseUpdates(_ChosenEntries):
     """Chosen entries of a tensor with a task's updates of the entries, stored in a lower precision."""
 
     chosen: Tensor
@@ -130,45 +130,45 @@ class SparseUpdates(_Chosen):
         """Return the dtype of the tensor itself, not of the stored codes (rounded updates)."""
         return self.values.dtype
 
-    def before(self, written: Tensor) -> Tensor:
+    def old_values(self, written: Tensor) -> Tensor:
         """Return the exact values before the task, ``(k,)``: ``written`` minus the coded update, plus a correction."""
-        steps = self._steps
-        old = (as_integers(self._subtracted(written)) + steps).view(self.dtype)
-        old[steps == KEPT] = self.values
+        steps = self._corrections
+        old = (as_integers(self._subtract_update(written)) + steps).view(self.dtype)
+        old[steps == STORED_DIRECTLY] = self.values
         return old
 
-    def rebased(self, before: Tensor, written: Tensor) -> SparseUpdates:
+    def rebase(self, before: Tensor, written: Tensor) -> SparseUpdates:
         """Return a copy with the same codes, corrected to restore ``before`` ``(k,)`` from ``written`` ``(k,)``."""
-        missed = as_integers(before) - as_integers(self._subtracted(written))
+        missed = as_integers(before) - as_integers(self._subtract_update(written))
         kept = (missed > LEVELS) | (missed < -LEVELS)
-        steps = torch.where(kept, KEPT, missed).to(torch.int8)
-        return SparseUpdates(self.chosen, self.codes, self.scales, _stored(steps), before[kept], self.shape)
+        steps = torch.where(kept, STORED_DIRECTLY, missed).to(torch.int8)
+        return SparseUpdates(self.chosen, self.codes, self.scales, _compress(steps), before[kept], self.shape)
 
-    def extended(self, index: Tensor, values: Tensor) -> SparseUpdates:
+    def extend(self, index: Tensor, values: Tensor) -> SparseUpdates:
         """Return a copy that also restores ``values`` ``(m,)``, stored directly, at flat ``index`` ``(m,)``."""
         n, where = prod(self.shape), self.where.reshape(-1)
         codes, steps = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.int8)
         old = torch.zeros(n, dtype=self.dtype)
-        codes[where], steps[where] = self.codes, self._steps
-        old[steps == KEPT] = self.values
-        where[index], steps[index], old[index] = True, KEPT, values
-        kept = old[steps == KEPT]
+        codes[where], steps[where] = self.codes, self._corrections
+        old[steps == STORED_DIRECTLY] = self.values
+        where[index], steps[index], old[index] = True, STORED_DIRECTLY, values
+        kept = old[steps == STORED_DIRECTLY]
         chosen = pack(where.reshape(self.shape))
-        return SparseUpdates(chosen, codes[where], self.scales, _stored(steps[where]), kept, self.shape)
+        return SparseUpdates(chosen, codes[where], self.scales, _compress(steps[where]), kept, self.shape)
 
-    def restricted(self, keep: Tensor) -> SparseUpdates:
+    def restrict(self, keep: Tensor) -> SparseUpdates:
         """Return a copy with only the entries where ``keep``, bool ``(n,)``, is True."""
-        where, steps = self.where.reshape(-1), self._steps
+        where, steps = self.where.reshape(-1), self._corrections
         stays = keep[where]
-        values = self.values[stays[steps == KEPT]]
+        values = self.values[stays[steps == STORED_DIRECTLY]]
         codes, chosen = self.codes[stays], pack((where & keep).reshape(self.shape))
-        return SparseUpdates(chosen, codes, self.scales, _stored(steps[stays]), values, self.shape)
+        return SparseUpdates(chosen, codes, self.scales, _compress(steps[stays]), values, self.shape)
 
     @property
-    def _steps(self) -> Tensor:
-        return _bytes(zlib.decompress(self.steps.numpy().data)).view(torch.int8)
+    def _corrections(self) -> Tensor:
+        return _to_tensor(zlib.decompress(self.steps.numpy().data)).view(torch.int8)
 
-    def _subtracted(self, written: Tensor) -> Tensor:
+    def _subtract_update(self, written: Tensor) -> Tensor:
         index = self.where.reshape(-1).nonzero()[:, 0]
         return (written.double() - decode(self.codes, self.scales, index, self.shape)).to(self.dtype)
 
@@ -177,15 +177,15 @@ SparseEntries = SparseValues | SparseUpdates
 """Chosen entries of a tensor with their values before a task, in either form."""
 
 
-def _stored(steps: Tensor) -> Tensor:
-    return _bytes(zlib.compress(steps.numpy().tobytes()))
+def _compress(steps: Tensor) -> Tensor:
+    return _to_tensor(zlib.compress(steps.numpy().tobytes()))
 
 
-def _bytes(data: bytes) -> Tensor:
+def _to_tensor(data: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
 
 
-def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseUpdates]:
+def encode_update(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseUpdates]:
     """Encode the update ``after - before``; return the values after the rounded update, and the coded entries."""
     shape, n = tuple(before.shape), before.numel()
     old, new = before.reshape(-1), after.reshape(-1)
@@ -199,15 +199,15 @@ def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, Sp
     committed = torch.where(same_bits(old, new), old, committed)
     moved = ~same_bits(old, committed)
     chosen = pack(moved.reshape(shape))
-    updates = SparseUpdates(chosen, codes[moved], scales, _stored(codes[:0].to(torch.int8)), old[:0], shape)
-    return committed.reshape(shape), updates.rebased(old[moved], committed[moved])
+    updates = SparseUpdates(chosen, codes[moved], scales, _compress(codes[:0].to(torch.int8)), old[:0], shape)
+    return committed.reshape(shape), updates.rebase(old[moved], committed[moved])
 
 
 def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (codes ``(n,)`` of a flat float64 update, in ``dtype``; scales of int8 codes, one per row)."""
     if dtype is not torch.int8:
         return delta.to(dtype), torch.zeros(0, dtype=torch.bfloat16)
-    rows = _rows(shape)
+    rows = _n_rows(shape)
     finite = torch.where(delta.isfinite(), delta, 0.0).reshape(rows, -1)
     largest = finite.abs().amax(dim=1) if delta.numel() else torch.zeros(rows)
     scales = (largest / LEVELS).bfloat16()
@@ -219,11 +219,11 @@ def decode(codes: Tensor, scales: Tensor, index: Tensor, shape: tuple[int, ...])
     """Return the float64 updates of the entries at flat ``index`` from their codes and the tensor's scales."""
     if codes.dtype is not torch.int8:
         return codes.double()
-    per_row = max(prod(shape) // _rows(shape), 1)
+    per_row = max(prod(shape) // _n_rows(shape), 1)
     return codes.double() * scales.double()[index // per_row]
 
 
-def _rows(shape: tuple[int, ...]) -> int:
+def _n_rows(shape: tuple[int, ...]) -> int:
     return shape[0] if len(shape) > 1 and 0 not in shape else 1
 
 
@@ -232,14 +232,14 @@ def pack(where: Tensor) -> Tensor:
 
     The changed entries of a task are mostly an outer product of units, so that few rows differ.
     """
-    rows = np.packbits(where.detach().cpu().numpy().reshape(_rows(tuple(where.shape)), -1), axis=1)
+    rows = np.packbits(where.detach().cpu().numpy().reshape(_n_rows(tuple(where.shape)), -1), axis=1)
     different: dict[bytes, int] = {}
     index = np.array([different.setdefault(row.tobytes(), len(different)) for row in rows], dtype=np.uint32)
     coded = zlib.compress(index.tobytes() + b"".join(different))
-    return _bytes(rows.tobytes() if len(coded) >= rows.size else coded)
+    return _to_tensor(rows.tobytes() if len(coded) >= rows.size else coded)
 
 
-def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def union_of(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return tensor name → union (logical or) of all bool tensors of this name in ``choices``."""
     result: dict[str, Tensor] = {}
     for choice in choices:
@@ -248,7 +248,7 @@ def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return result
 
 
-def halved(data: np.ndarray) -> Tensor:
+def compress_bytes(data: np.ndarray) -> Tensor:
     """Return bytes ``(k,)`` or, if shorter, 16 frequent values, a code of 4 bits per byte, and the bytes of code 15."""
     table = np.argsort(-np.bincount(data, minlength=256), kind="stable")[:16].astype(np.uint8)
     code_of = np.full(256, 15, dtype=np.uint8)
@@ -258,8 +258,8 @@ def halved(data: np.ndarray) -> Tensor:
     return torch.from_numpy(data.copy() if len(coded) >= len(data) else coded)
 
 
-def doubled(coded: Tensor, k: int) -> np.ndarray:
-    """Return the ``k`` bytes given to :func:`halved`; four times as fast as zlib."""
+def decompress_bytes(coded: Tensor, k: int) -> np.ndarray:
+    """Return the ``k`` bytes given to :func:`compress_bytes`; four times as fast as zlib."""
     if len(coded) == k:
         return coded.numpy()
     table, codes, rare = np.split(coded.numpy(), [16, 16 + -(-k // 2)])
@@ -281,23 +281,23 @@ def positions(where: Tensor) -> Tensor:
     return torch.from_numpy(where.numpy().reshape(-1).nonzero()[0])
 
 
-def take(tensor: Tensor, at: Tensor) -> Tensor:
-    """Return the values ``(k,)`` of a tensor's entries at flat ``at``: an index, or a bool tensor ``(n,)``."""
+def take(tensor: Tensor, index: Tensor) -> Tensor:
+    """Return the values ``(k,)`` of a tensor's entries at flat ``index``: an index, or a bool tensor ``(n,)``."""
     flat = tensor.detach().reshape(-1)
     if flat.device.type != "cpu":
-        return flat[at]
-    return torch.from_numpy(as_integers(flat).numpy()[at.numpy()]).view(flat.dtype)
+        return flat[index]
+    return torch.from_numpy(as_integers(flat).numpy()[index.numpy()]).view(flat.dtype)
 
 
-def put(tensor: Tensor, at: Tensor, values: Tensor) -> None:
-    """Set a tensor's entries at flat ``at``, as in :func:`take`, to ``values`` ``(k,)``, in place."""
+def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
+    """Set a tensor's entries at flat ``index``, as in :func:`take`, to ``values`` ``(k,)``, in place."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
         dense = tensor.contiguous()
-        put(dense, at, values)
+        put(dense, index, values)
         tensor.copy_(dense)
     elif tensor.device.type == "cpu":
-        as_integers(tensor).reshape(-1).numpy()[at.numpy()] = as_integers(values).numpy()
+        as_integers(tensor).reshape(-1).numpy()[index.numpy()] = as_integers(values).numpy()
         torch.autograd.graph.increment_version(tensor)  # torch does not count writes by numpy
     else:
-        tensor.view(-1)[at] = values
+        tensor.view(-1)[index] = values

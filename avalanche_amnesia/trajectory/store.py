@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, same_bits
-from avalanche_amnesia.saving.encoding import Apart
+from avalanche_amnesia.saving.encoding import OwnFile
 from avalanche_amnesia.saving.values import StateError, checked
-from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, wind_back, work_out
-from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, coded, united
-from avalanche_amnesia.trajectory.undo_log import AddedError, Log
+from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, compute_removal, undo_writes
+from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, encode_update, union_of
+from avalanche_amnesia.trajectory.undo_log import RoundingError, UndoLog
 
 
 class TrajectoryError(ValueError):
@@ -59,7 +59,7 @@ class Trajectory:
                 f"dtype must be one of {', '.join(map(str, DTYPES))}, or None to keep values as they are; got {dtype!r}"
             )
         self.dtype = dtype
-        self.logs: Mapping[int, Log] = {}
+        self.logs: Mapping[int, UndoLog] = {}
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class Trajectory:
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
         """Return tensor name → bool tensor, True at entries in logs of ``tasks`` or of repairs removed with them."""
-        return united(map(self.moved, self.writers(tasks)))
+        return union_of(map(self.moved, self.writers(tasks)))
 
     def report(self) -> dict[int, dict[str, float]]:
         """Return a table of all logs: size in bytes, and rounding error of the model by ``dtype``.
@@ -142,13 +142,13 @@ class Trajectory:
                     f"{name} grew from {tuple(before[name].shape)} to {tuple(value.shape)} during task {task}: an "
                     "update of a growing tensor can't be taken out; use one head per task (MultiHeadModel)"
                 )
-        moved, committed, error = dict[str, SparseEntries](), dict[str, Tensor](), AddedError()
+        moved, committed, error = dict[str, SparseEntries](), dict[str, Tensor](), RoundingError()
         for name, value in shared.items():
             old, trained = before[name].detach(), value.cpu()
             if torch.equal(as_integers(old.to(value.device)), as_integers(value)):  # most are other tasks' heads
                 continue
-            values, entries = self._kept(old.cpu(), trained)
-            added = AddedError.between(values, trained)
+            values, entries = self._round_and_encode(old.cpu(), trained)
+            added = RoundingError.between(values, trained)
             error += added
             if added.entries:
                 committed[name] = values.to(value.device)
@@ -159,14 +159,14 @@ class Trajectory:
                 raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
             return committed
         counted = sum(value.numel() for value in shared.values()) if parameters is None else parameters
-        self.logs = {**self.logs, task: Log(moved, counted, error)}
+        self.logs = {**self.logs, task: UndoLog(moved, counted, error)}
         return committed
 
-    def _kept(self, before: Tensor, trained: Tensor) -> tuple[Tensor, SparseEntries]:
+    def _round_and_encode(self, before: Tensor, trained: Tensor) -> tuple[Tensor, SparseEntries]:
         """Return (values rounded by ``dtype``, undo-log entries of the update) for one tensor."""
         if self.dtype is not None and self.dtype.itemsize < trained.element_size():
-            return coded(before, trained, self.dtype)
-        return trained, SparseValues.of(before, ~same_bits(before, trained))
+            return encode_update(before, trained, self.dtype)
+        return trained, SparseValues.select(before, ~same_bits(before, trained))
 
     def record_repair(
         self,
@@ -193,10 +193,10 @@ class Trajectory:
             raise TrajectoryError("a repair is recorded already; the next removal takes it out, before another one")
         moved = {name: ~same_bits(value.detach(), before[name]) for name, value in after.items()}
         moved |= {name: where | moved[name] for name, where in (free or {}).items()}
-        entries = {name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())}
+        entries = {name: SparseValues.select(before[name], where) for name, where in moved.items() if bool(where.any())}
         if entries:
             repair_of = None if tasks is None else frozenset(tasks)
-            log = Log(entries, sum(where.numel() for where in moved.values()), repair_of=repair_of)
+            log = UndoLog(entries, sum(where.numel() for where in moved.values()), repair_of=repair_of)
             self.logs = {**self.logs, min(repairs, default=0) - 1: log}
 
     def remove(
@@ -222,7 +222,7 @@ class Trajectory:
             TrajectoryError: for an unrecorded task.
         """
         self._refuse_unknown(tasks)
-        return work_out(tasks, set(self.writers(tasks)), self.logs, current, before, readers, revisions)
+        return compute_removal(tasks, set(self.writers(tasks)), self.logs, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensor name → values before a task's training.
@@ -240,7 +240,7 @@ class Trajectory:
         result = {}
         for name, now in current.items():
             value = now.detach().cpu().reshape(-1).clone()
-            wind_back(value, [(later, self.logs[later].get(name)) for later in since])
+            undo_writes(value, [(later, self.logs[later].get(name)) for later in since])
             result[name] = value.reshape(now.shape).to(now.device)
         return result
 
@@ -258,7 +258,7 @@ class Trajectory:
 
     def state(self) -> dict[str, Any]:
         """Return the logs and dtype for a saved state, which stores each log in a separate file."""
-        logs = {writer: Apart(log.state()) for writer, log in self.logs.items()}
+        logs = {writer: OwnFile(log.state()) for writer, log in self.logs.items()}
         return {"dtype": str(self.dtype), "logs": logs}
 
     def load_state(self, state: Any) -> None:
@@ -266,4 +266,4 @@ class Trajectory:
         dtype, logs = checked(state, dtype=str, logs=dict[int, dict])
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")
-        self.logs = {writer: Log.from_state(log) for writer, log in logs.items()}
+        self.logs = {writer: UndoLog.from_state(log) for writer, log in logs.items()}

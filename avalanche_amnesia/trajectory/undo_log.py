@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.saving.values import StateError, checked, made
+from avalanche_amnesia.saving.values import StateError, checked, create
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues, put
 
 
 @dataclass(frozen=True)
-class AddedError:
+class RoundingError:
     """Rounding error of weights stored in a lower precision: number of changed entries, maximum, sum of squares."""
 
     entries: int = 0
@@ -23,7 +23,7 @@ class AddedError:
     squares: float = 0.0
 
     @classmethod
-    def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
+    def between(cls, committed: Tensor, trained: Tensor) -> RoundingError:
         """Return the rounding error, in float64, of the ``committed`` values compared with the ``trained`` values."""
         differ = ~same_bits(committed, trained)
         difference = committed[differ].double() - trained[differ].double()
@@ -31,19 +31,19 @@ class AddedError:
             return cls()
         return cls(len(difference), float(difference.abs().max()), float(difference.square().sum()))
 
-    def __add__(self, other: AddedError) -> AddedError:
+    def __add__(self, other: RoundingError) -> RoundingError:
         largest = max(self.largest, other.largest)
-        return AddedError(self.entries + other.entries, largest, self.squares + other.squares)
+        return RoundingError(self.entries + other.entries, largest, self.squares + other.squares)
 
 
-class Log(dict[str, SparseEntries]):
+class UndoLog(dict[str, SparseEntries]):
     """Undo log: tensor name → the entries that a task or repair changed, with their old values."""
 
     def __init__(
         self,
         entries: Mapping[str, SparseEntries],
         parameters: int,
-        error: AddedError = AddedError(),
+        error: RoundingError = RoundingError(),
         repair_of: frozenset[int] | None = None,
     ) -> None:
         super().__init__(entries)
@@ -59,20 +59,20 @@ class Log(dict[str, SparseEntries]):
         }
 
     @classmethod
-    def from_state(cls, state: Any) -> Log:
+    def from_state(cls, state: Any) -> UndoLog:
         """Return the log from the result of :meth:`state`."""
         kinds = {"entries": dict, "parameters": int, "error": dict, "repair_of": frozenset | None}
         entries, parameters, error, repair_of = checked(state, **kinds)
-        return cls(entries_from(entries), parameters, made(AddedError, error), repair_of)
+        return cls(entries_from_state(entries), parameters, create(RoundingError, error), repair_of)
 
     @property
     def nbytes(self) -> int:
         """Return the size of all entries in bytes."""
         return sum(entry.nbytes for entry in self.values())
 
-    def with_entries(self, entries: Mapping[str, SparseEntries]) -> Log:
+    def with_entries(self, entries: Mapping[str, SparseEntries]) -> UndoLog:
         """Return a copy of this log with new ``entries``."""
-        return Log(entries, self.parameters, self.error, self.repair_of)
+        return UndoLog(entries, self.parameters, self.error, self.repair_of)
 
 
 class Updates(Mapping[str, Tensor]):
@@ -91,7 +91,7 @@ class Updates(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry, written, kept = self._parts[name]
-        update = written.double() - entry.before(written).double()
+        update = written.double() - entry.old_values(written).double()
         result = torch.zeros(entry.shape, dtype=torch.float64)
         put(result, entry.where.reshape(-1), update if kept is None else update.masked_fill(kept, 0.0))
         return result
@@ -108,13 +108,13 @@ def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
     return {name: dict(vars(entry)) for name, entry in entries.items()}
 
 
-def entries_from(state: Any) -> dict[str, Any]:
+def entries_from_state(state: Any) -> dict[str, Any]:
     """Return tensor name → sparse entries from a result of :func:`entries_state`; raise StateError if invalid."""
     found: dict[str, SparseEntries] = {
-        name: made(SparseUpdates, of) if "codes" in of else made(SparseValues, of) for name, of in state.items()
+        name: create(SparseUpdates, of) if "codes" in of else create(SparseValues, of) for name, of in state.items()
     }
     for name, entries in found.items():
         n = int(entries.where.sum())
-        if entries.before(torch.zeros(n, dtype=entries.dtype)).shape != (n,):
+        if entries.old_values(torch.zeros(n, dtype=entries.dtype)).shape != (n,):
             raise StateError(f"invalid value in state at {name}: other values than {n} entries")
     return found

@@ -63,9 +63,7 @@ def check_backbone(backbone: nn.Module) -> None:
             )
     tensors = (*backbone.named_parameters(), *backbone.named_buffers())
     if any(tensor.is_meta for _, tensor in tensors):
-        raise ModelError(
-            f"{kind} lies on the device 'meta', without values: give it some, as on a CPU, and wrap it then"
-        )
+        raise ModelError(f"{kind} is on the device 'meta', without values: give it some, as on a CPU, and wrap it then")
     lazy = sorted({name.rpartition(".")[0] or kind for name, tensor in tensors if is_lazy(tensor)})
     if lazy:
         raise ModelError(
@@ -74,7 +72,7 @@ def check_backbone(backbone: nn.Module) -> None:
 
 
 @contextmanager
-def undisturbed(backbone: nn.Module) -> Iterator[None]:
+def preserve_state(backbone: nn.Module) -> Iterator[None]:
     """Restore the attributes and modes of a backbone's modules, and torch's random state, after the block.
 
     Torch's own warnings and logs are suppressed, because failures are reported in our own errors. Writes into
@@ -86,7 +84,7 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)  # one fused operation instead of attention's layers
     logging.disable(logging.CRITICAL)
     try:
-        with same_draws(backbone), warnings.catch_warnings():
+        with preserve_random_state(backbone), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -98,7 +96,7 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Run the block in evaluation mode without gradients, then restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -113,12 +111,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def in_batches(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
     """Return ``run(x)`` on the CPU, computed in evaluation mode on the model's device, 512 samples at a time."""
     device = next(model.parameters()).device
-    with evaluating(model):
+    with evaluation_mode(model):
         return torch.cat([run(part.to(device)).cpu() for part in x.split(512)])
 
 
 @contextmanager
-def same_draws(module: nn.Module) -> Iterator[None]:
+def preserve_random_state(module: nn.Module) -> Iterator[None]:
     """Restore torch's random state after the block, on every device that the module uses."""
     with torch.random.fork_rng(devices=sorted({p.device.index for p in module.parameters() if p.is_cuda})):
         yield
@@ -187,7 +185,7 @@ def as_batch(x: Any) -> Any:
     return NamedTensors(x) if isinstance(x, Mapping) else x
 
 
-def run_on(backbone: nn.Module, x: Any) -> Any:
+def run_backbone(backbone: nn.Module, x: Any) -> Any:
     """Return a backbone's result for a batch ``x``: a tensor, or a mapping from argument names to tensors."""
     return backbone(**x) if isinstance(x, Mapping) else backbone(x)
 
@@ -280,38 +278,38 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
             raise ValueError(f"give input_shape= or example=, not both; got {given} and an example")
         return Inputs.like(example)
     tokens = isinstance(next((m for m in backbone.modules() if not list(m.children())), None), nn.Embedding)
-    dtype = torch.long if tokens else first_real(backbone).dtype
-    with undisturbed(backbone), torch.no_grad():
+    dtype = torch.long if tokens else first_float(backbone).dtype
+    with preserve_state(backbone), torch.no_grad():
         backbone.eval()
         if given is None:
-            return Inputs((_found_by_trying(backbone, dtype),), (dtype,), guessed=True)
+            return Inputs((_find_input_shape(backbone, dtype),), (dtype,), guessed=True)
         shape = tuple(given)
         try:
-            _runs_on(backbone, shape, dtype)
+            _try_shape(backbone, shape, dtype)
         except Exception as error:  # the user's module may raise any exception
             raise ModelError(f"{type(backbone).__name__} does not run on an input of shape {shape}: {error}") from error
     return Inputs((shape,), (dtype,))
 
 
-def first_real(module: nn.Module) -> Tensor:
+def first_float(module: nn.Module) -> Tensor:
     """Return a module's first floating-point parameter, a trainable one if possible; without any, a new scalar."""
     real = [p for p in module.parameters() if p.is_floating_point()]
     return next((p for p in real if p.requires_grad), real[0] if real else torch.empty(()))
 
 
-def features_by_trying(backbone: nn.Module) -> Tensor | None:
+def try_input_shapes(backbone: nn.Module) -> Tensor | None:
     """Return features ``(2, n_features)``, values undefined, for the first guessed input shape that fits; else None."""
     try:
         inputs = inputs_of(backbone, None)
-        with undisturbed(backbone), torch.no_grad():
+        with preserve_state(backbone), torch.no_grad():
             backbone.eval()
-            made = _runs_on(backbone, inputs.shape, inputs.dtype)
+            made = _try_shape(backbone, inputs.shape, inputs.dtype)
     except Exception:  # the backbone may raise any exception
         return None
     return made if isinstance(made, Tensor) and made.dim() == 2 else None
 
 
-def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+def _try_shape(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     """Return a backbone's result for two samples on the device ``meta``, or for zeros if its forward needs values."""
     inputs = Inputs((shape,), (dtype,))
 
@@ -323,7 +321,7 @@ def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
     except Exception as error:  # the backbone may raise any exception
         if "meta" not in str(error).lower():
             raise
-    return run(torch.clone, torch.zeros((2, *shape), dtype=dtype, device=first_real(backbone).device))
+    return run(torch.clone, torch.zeros((2, *shape), dtype=dtype, device=first_float(backbone).device))
 
 
 def run_copied(backbone: nn.Module, made: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> Any:
@@ -338,14 +336,14 @@ def run_copied(backbone: nn.Module, made: Callable[[Tensor], Tensor], args: tupl
     return functional_call(backbone, state, args, tie_weights=False)
 
 
-def _found_by_trying(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]:
+def _find_input_shape(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]:
     found: tuple[tuple[int, ...], torch.Size] | None = None
     unlike: tuple[int, ...] | None = None
     first_error = ""
     first = _first_weighted(backbone)
-    for shape in _candidates(backbone):
+    for shape in _candidate_shapes(backbone):
         try:
-            result = _runs_on(backbone, shape, dtype)
+            result = _try_shape(backbone, shape, dtype)
         except Exception as error:  # the next candidate may work
             first_error = first_error or str(error)
             continue
@@ -379,7 +377,7 @@ def _first_weighted(backbone: nn.Module) -> nn.Module | None:
     return next((m for m in backbone.modules() if getattr(m, "weight", None) is not None), None)
 
 
-def _candidates(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
+def _candidate_shapes(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
     first = _first_weighted(backbone)
     for module in backbone.modules():
         for name in ("img_size", "image_size", "input_size"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from avalanche_amnesia.unit_graph.backbones import Inputs, first_real, run_copied
+from avalanche_amnesia.unit_graph.backbones import Inputs, first_float, run_copied
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _LIBRARY = torch.library.Library("amnesia", "FRAGMENT")
@@ -37,14 +37,14 @@ class DeclaredCalls:
         """Start a new forward pass (torch.export may run several): clear the recorded calls, store the first input."""
         self.seen, self._first = [], tensors[0]
 
-    def stand_in(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> None:
+    def replace_modules(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> None:
         """Replace the ``forward`` of each module in ``modules`` by a placeholder. The caller restores the modules."""
         if modules:
-            self._results = _observed(root, modules, inputs)
+            self._results = _observe_calls(root, modules, inputs)
         for name, module in modules.items():
-            vars(module)["forward"] = partial(self._called, name)
+            vars(module)["forward"] = partial(self._placeholder_call, name)
 
-    def _called(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _placeholder_call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         number, at = len(self.seen), sum(known == name for known, _ in self.seen)
         if any(at >= len(of_batch) for of_batch in self._results[name]):
             raise ModelError(f"declared module {name!r} is called more often in one forward than in another")
@@ -69,24 +69,24 @@ class DeclaredCalls:
         return self._first.new_empty(shape, dtype=of_two.dtype)
 
 
-def filled_in(arguments: Any, tensors: Iterator[fx.Node], sizes: Iterator[fx.Node]) -> Any:
+def with_nodes(arguments: Any, tensors: Iterator[fx.Node], sizes: Iterator[fx.Node]) -> Any:
     """Return the arguments of a call with graph nodes in place of its tensors and symbolic sizes."""
 
-    def filled(leaf: Any) -> Any:
+    def fill(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return next(tensors)
         return next(sizes) if isinstance(leaf, torch.SymInt) else leaf
 
-    return pytree.tree_map(filled, arguments)
+    return pytree.tree_map(fill, arguments)
 
 
 @torch.no_grad()
-def _observed(root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> dict[str, list[list[Any]]]:
+def _observe_calls(root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> dict[str, list[list[Any]]]:
     """Run the backbone with 2 and with 3 samples, and return the results of each call of each module in ``modules``."""
     results: dict[str, list[list[Any]]] = {name: [] for name in modules}
     inside: list[str] = []
 
-    def observed(name: str, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def observe(name: str, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
         inside.append(name)
         try:
             result = forward(*args, **kwargs)
@@ -97,9 +97,9 @@ def _observed(root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs)
         return result
 
     for name, module in modules.items():
-        vars(module)["forward"] = partial(observed, name, module.forward)
+        vars(module)["forward"] = partial(observe, name, module.forward)
     for batch in _BATCHES:
         for of_module in results.values():
             of_module.append([])
-        run_copied(root, torch.clone, (inputs.tensors(inputs.batch(batch, like=first_real(root))),))
+        run_copied(root, torch.clone, (inputs.tensors(inputs.batch(batch, like=first_float(root))),))
     return results

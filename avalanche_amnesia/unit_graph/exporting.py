@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.unit_graph.backbones import Inputs, first_real, undisturbed
+from avalanche_amnesia.unit_graph.backbones import Inputs, first_float, preserve_state
 from avalanche_amnesia.unit_graph.declared_calls import DeclaredCalls
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -79,12 +79,12 @@ class _Root(nn.Module):
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         self._calls.begin(tensors)
-        watched = _NoStrangers(self.backbone) if torch.compiler.is_exporting() else nullcontext()
+        watched = _RefuseOutsideTensors(self.backbone) if torch.compiler.is_exporting() else nullcontext()
         with watched:
             return features_of(self.backbone, self._inputs, tensors)
 
 
-class _NoStrangers(TorchFunctionMode):
+class _RefuseOutsideTensors(TorchFunctionMode):
     """Torch mode that raises ModelError if forward uses a trainable tensor outside the backbone (export freezes it)."""
 
     def __init__(self, backbone: nn.Module) -> None:
@@ -125,18 +125,18 @@ def export(
     root = _Root(backbone, inputs, calls)
     modules = dict(backbone.named_modules())
     whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}  # the rest are parameters
-    with _one_at_a_time, undisturbed(backbone):
+    with _one_at_a_time, preserve_state(backbone):
         root.train(training)
         # Frozen modules run in evaluation mode in both graphs: every task would change their running statistics.
         for name in set(frozen) & whole.keys():
             whole[name].eval()
-        calls.stand_in(root, whole, inputs)
+        calls.replace_modules(root, whole, inputs)
         try:
             program = _functional_program(root, inputs)
         except ModelError:
             raise
         except Exception as error:  # the backbone's own code may raise any exception
-            raise _failure(backbone, error) from error
+            raise _located_error(backbone, error) from error
     return as_attributes(backbone, program, calls.seen)
 
 
@@ -145,7 +145,7 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
     for module in root.modules():
         if isinstance(module, _NormBase) and module.momentum is None:
             module.momentum = PLAIN_AVERAGE
-    tensors = inputs.tensors(inputs.batch(EXPORTED_BATCH, like=first_real(root)))
+    tensors = inputs.tensors(inputs.batch(EXPORTED_BATCH, like=first_float(root)))
     tokens = not inputs.dtype.is_floating_point  # their number is the length of the longest sample in a batch
     program = _program(root, tensors, any_size=inputs.guessed or tokens)
     inline_regions(program.graph_module)
@@ -161,7 +161,7 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
         if signature.inputs_to_buffers.get(node.name, "").endswith("num_batches_tracked")
     )
     # torch's functionalisation takes any graph but processes all of it again: use it only if needed.
-    simple = write_nothing(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
+    simple = remove_in_place(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
     return program if simple else program.run_decompositions({})
 
 
@@ -202,7 +202,7 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]
     # Tied tensors get one name: with two names, each would miss the units that read the other.
     first_name = {id(value): name for name, value in (*backbone.named_parameters(), *backbone.named_buffers())}
     exported = Exported(graph, {}, [], calls)
-    _take_sizes(exported, program)
+    _record_sizes(exported, program)
     written = _drop_statistics(graph, signature)
     exported.written = sorted(name.removeprefix("backbone.") for name in written)
     attributes = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -220,7 +220,7 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]
             name = f"_constant_{tensor_hash(value)[-16:]}"  # the same in both modes
             exported.constants[name] = value
             _replace_by_attribute(graph, node, name)
-    _drop_idle(graph)
+    _drop_unused_nodes(graph)
     graph.lint()
     return exported
 
@@ -234,7 +234,7 @@ def _replace_by_attribute(graph: fx.Graph, node: fx.Node, name: str) -> None:
     graph.erase_node(node)
 
 
-def _take_sizes(exported: Exported, program: Any) -> None:
+def _record_sizes(exported: Exported, program: Any) -> None:
     names = program.graph_signature.user_inputs
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     shapes: list[tuple[Any, ...]] = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
@@ -249,10 +249,10 @@ def _take_sizes(exported: Exported, program: Any) -> None:
     known = getattr(environment, "backed_var_to_val", None) or environment.var_to_val  # by torch's version
     exported.sizes = {symbol: int(known[symbol]) for node in moving for symbol in node.expr.free_symbols}
     conditions = {environment.replace(guard.expr) for guard in environment.guards}
-    exported.guards = sorted(PythonPrinter().doprint(c) for c in conditions if _compares_sizes(c, free))
+    exported.guards = sorted(PythonPrinter().doprint(c) for c in conditions if _is_size_condition(c, free))
 
 
-def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
+def _is_size_condition(condition: Any, free: Collection[str]) -> bool:
     """Return True if a condition compares input sizes with each other or with a number."""
     # Conditions on sizes of intermediate values are ignored: nearly all concern torch's memory layout only.
     names = set(map(str, condition.free_symbols))
@@ -321,7 +321,7 @@ def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> No
         user.replace_all_uses_with(made)
 
 
-def _drop_idle(graph: fx.Graph) -> None:
+def _drop_unused_nodes(graph: fx.Graph) -> None:
     # Erase from the end, so that one pass also removes nodes read only by erased nodes.
     for node in reversed(list(graph.nodes)):
         name = str(node.target)
@@ -354,7 +354,7 @@ def inline_regions(module: fx.GraphModule) -> None:
             else:
                 raise NotImplementedError(f"control flow inside of forward ({name})")
             _inline(module, node, getattr(module, inner.target), operands, detached=not enabled)
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _is_in_place(node))
 
 
 def _inline(module: fx.GraphModule, node: fx.Node, region: fx.GraphModule, operands: Any, *, detached: bool) -> None:
@@ -373,7 +373,7 @@ def _inline(module: fx.GraphModule, node: fx.Node, region: fx.GraphModule, opera
             elif inner.op == "output":
                 results = fx.node.map_arg(inner.args[0], copies.__getitem__)
         if detached:
-            results = [_detached(graph, result) for result in results]
+            results = [_detach(graph, result) for result in results]
     for user in list(node.users):
         assert user.target is operator.getitem
         user.replace_all_uses_with(results[user.args[1]])
@@ -381,7 +381,7 @@ def _inline(module: fx.GraphModule, node: fx.Node, region: fx.GraphModule, opera
     graph.erase_node(node)
 
 
-def _detached(graph: fx.Graph, result: Any) -> Any:
+def _detach(graph: fx.Graph, result: Any) -> Any:
     if not isinstance(result, fx.Node) or not isinstance(result.meta.get("val"), torch.Tensor):
         return result
     node = graph.call_function(ATEN.detach.default, (result,))
@@ -389,18 +389,18 @@ def _detached(graph: fx.Graph, result: Any) -> Any:
     return node
 
 
-def write_nothing(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
+def remove_in_place(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
     """Replace in-place operations whose old value no other node reads. Return True if no in-place operation is left."""
     left = False
     for node in list(graph.nodes):
-        if not _writes(node):
+        if not _is_in_place(node):
             continue
         written = node.args[0]
         counted = node.target is ATEN.add_.Tensor and written in counters and node.args[1] == 1
         if counted and all(not user.users for user in written.users):
             graph.erase_node(node)
             continue
-        functional = _functional(node.target)
+        functional = _out_of_place(node.target)
         if functional is None or not isinstance(written, fx.Node) or list(written.users) != [node]:
             left = True
         elif node.target is ATEN.detach_.default or _is_fresh(written):
@@ -413,12 +413,12 @@ def write_nothing(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
     return not left
 
 
-def _writes(node: fx.Node) -> bool:
+def _is_in_place(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 
 
-def _functional(target: Any) -> Any:
+def _out_of_place(target: Any) -> Any:
     name, overload = target._schema.name.removeprefix("aten::"), target._overloadname
     if f"{name}.{overload}" in _OTHER_NAMES:
         return _OTHER_NAMES[f"{name}.{overload}"]
@@ -448,7 +448,7 @@ _FRESH_COMPOSITES = frozenset(
 _OTHER_NAMES = {"bernoulli_.float": ATEN.bernoulli.p, "bernoulli_.Tensor": None}
 
 
-def _failure(backbone: nn.Module, error: Exception) -> ModelError:
+def _located_error(backbone: nn.Module, error: Exception) -> ModelError:
     """Return an error that names the innermost module whose forward raised ``error``, and the user's line."""
     names = {id(module): name for name, module in backbone.named_modules()}
     owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -459,14 +459,14 @@ def _failure(backbone: nn.Module, error: Exception) -> ModelError:
     at = f", at {lines[-1].line!r}, line {lines[-1].lineno} of {os.path.basename(lines[-1].filename)}" if lines else ""
     return ModelError(
         f"{inner}{type(backbone).__name__} can't be exported by torch.export ({theirs}{at}). Take control flow that "
-        f"depends on values out of its forward, or {declaring(name)}"
+        f"depends on values out of its forward, or {advice_to_declare(name)}"
     )
 
 
 _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
 
 
-def declaring(name: str, *options: str) -> str:
+def advice_to_declare(name: str, *options: str) -> str:
     """Return advice for an error message: how to declare a module frozen or task-owned (not the backbone itself)."""
     meaning = {"frozen": "trained only by the first task", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
@@ -483,7 +483,7 @@ def module_of(node: fx.Node) -> str:
     return (paths[-1] if paths else "").removeprefix("backbone").removeprefix(".")
 
 
-def where(node: fx.Node) -> str:
+def describe(node: fx.Node) -> str:
     """Return a description of a node for error messages: its operation, module and line of code."""
     name, operation = module_of(node), str(getattr(node.target, "__name__", node.target)).partition(".")[0]
     inside = f" in module {name!r}" if name else ""

@@ -45,7 +45,7 @@ class Unsupported(Exception):
         self.reason, self.fix = reason, fix
 
 
-def bake_in(name: str) -> Fix:
+def make_bake_fix(name: str) -> Fix:
     """Return a function that replaces the parametrisations of the module ``name`` by its current weights."""
 
     def change(model: nn.Module) -> None:
@@ -63,7 +63,7 @@ def bake_in(name: str) -> Fix:
     return change
 
 
-def drop(names: Sequence[str]) -> Fix:
+def make_drop_fix(names: Sequence[str]) -> Fix:
     """Return a function that removes the parameters in ``names`` from a model, and modules left empty."""
 
     def change(model: nn.Module) -> None:

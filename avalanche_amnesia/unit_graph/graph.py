@@ -33,7 +33,7 @@ class OpenEntries(NamedTuple):
     saved: float
 
 
-class Computed(Mapping[Key, Item]):
+class LazyMapping(Mapping[Key, Item]):
     """Mapping that computes its values at each access. Stored values would be as large as the network."""
 
     def __init__(self, keys: Collection[Key], compute: Callable[[Key], Item]) -> None:
@@ -109,9 +109,9 @@ class UnitGraph:
         """
         vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
         of_sets = self.sets.use(torch.stack(vectors)).sum(0)
-        return Computed(self.factors, partial(self._use, of_sets, between))
+        return LazyMapping(self.factors, partial(self._use_of, of_sets, between))
 
-    def _use(self, of_sets: Tensor, between: Between, name: str) -> Tensor:
+    def _use_of(self, of_sets: Tensor, between: Between, name: str) -> Tensor:
         factors = [factor.to(of_sets.device) for factor in self.factors[name]]
         least = reduce(torch.minimum, (of_sets[factor] for factor in factors))
         if between == "min":
@@ -132,12 +132,12 @@ class UnitGraph:
         units = torch.cat([mask[name].float() for name in self.layers])
         in_use = self.sets.use(units).cpu().numpy() > 0
 
-        def covered(name: str) -> Tensor:
+        def cover(name: str) -> Tensor:
             factors = (in_use[factor.numpy()] for factor in self.factors[name])
             entries = np.asarray(reduce(np.logical_and, factors))  # ten times as fast as in torch
             return torch.from_numpy(entries).to(units.device)
 
-        return Computed(self.factors, covered)
+        return LazyMapping(self.factors, cover)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
         """Return weight name → rows and columns that the mask ``units``, ``(n_units,)``, uses, if they are few."""
@@ -191,14 +191,14 @@ class Draft:
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
         """Return the layer of a weight. The first call creates the layer; later calls, in either mode, return it."""
-        places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
+        places = tuple((p.name, None if p.whole else hash(p.index.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
             taken = set(self._names.values())
             numbered = (f"{wanted[0]}#{count}" for count in range(1, len(taken) + 2))
             self._names[key] = next(name for name in (*wanted, *numbered) if name and name not in taken)
             part = weight.parts[0]
-            plain = part.whole or (part.group is None and part.place.numel() == part.size.numel())
+            plain = part.whole or (part.group is None and part.index.numel() == part.size.numel())
             if len(weight.parts) == 1 and plain:
                 self._plain[key] = part.name
         name = self._names[key]
@@ -213,7 +213,7 @@ class Draft:
         for part in parameter.parts:
             if part.owned:
                 continue
-            new = (torch.full((1,) * len(part.size), ALWAYS),) if part.frozen else self._of_entries(part, factors)
+            new = (torch.full((1,) * len(part.size), ALWAYS),) if part.frozen else self._source_factors(part, factors)
             if len(new) > 1 and bool((new[0] == ALWAYS).all()):
                 new = new[1:]  # outputs without a gate: an entry belongs to its source
             known = self.factors.get(part.name)
@@ -225,7 +225,7 @@ class Draft:
                 new = tuple(self.sets.union(a, b) for a, b in zip(known, new, strict=True))
             self.factors[part.name] = tuple(map(compact, new))
 
-    def needless(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
+    def layers_without_mask(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
         """Return the layers whose outputs need no mask: the masks of their inputs already control the weights.
 
         An example is the output of a low-rank adapter: every task reads the sum it is added to. Without a gate a
@@ -240,25 +240,25 @@ class Draft:
             factors, sets = self.factors.get(weight, ()), self.layers[self._names[key]].sets
             if len(factors) != 2 or any(len(self.sets.members(n)) != 1 for n in factors[1].unique().tolist()):
                 continue  # an input depends on no unit or on several, so that no single unit owns its weights
-            own = {bias for bias in self.biases & self.factors.keys() if _are(self.factors[bias][0], sets)}
+            own = {bias for bias in self.biases & self.factors.keys() if _is_whole_layer(self.factors[bias][0], sets)}
             first = self.sets.members(int(sets[0]))[0]
-            if _are(factors[0], sets) and bool((n_factors[first : first + len(sets)] == 1 + len(own)).all()):
+            if _is_whole_layer(factors[0], sets) and bool((n_factors[first : first + len(sets)] == 1 + len(own)).all()):
                 keys.add(key)
                 biases |= own
         return frozenset(keys), biases
 
-    def _of_entries(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _source_factors(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Convert unit sets of a computed tensor's entries to unit sets of the entries of its source parameter."""
         if part.whole:
             return factors
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1
         found = []
         for factor in factors:
-            merged = self.sets.merge(part.place, factor.expand(part.place.shape), count)
+            merged = self.sets.merge(part.index, factor.expand(part.index.shape), count)
             found.append((merged if part.group is None else merged[part.group]).reshape(part.size))
         return tuple(found)
 
 
-def _are(factor: Tensor, sets: Tensor) -> bool:
+def _is_whole_layer(factor: Tensor, sets: Tensor) -> bool:
     """Return True if ``factor``, flattened, equals ``sets``, the set numbers of a layer's units."""
     return torch.equal(factor.reshape(-1), sets)

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.masking import AS_FUNCTIONS, leave_closed_out
+from avalanche_amnesia.unit_graph.masking import AS_FUNCTIONS, skip_closed_units
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, OwnModules
 from avalanche_amnesia.unit_graph.values import leaves
 
@@ -46,15 +46,15 @@ class Program:
         self.dtype, self.parameter = state["dtype"], state["parameter"]
         nodes: list[fx.Node] = []
 
-        def found(leaf: Any) -> Any:
+        def find(leaf: Any) -> Any:
             return leaf(nodes) if isinstance(leaf, operator.itemgetter) else leaf
 
         for name, op, target, args, kwargs in state["steps"]:
             target = target(torch.ops) if isinstance(target, operator.attrgetter) else target
-            filled: Any = fx.node.map_aggregate((args, kwargs), found)
+            filled: Any = fx.node.map_aggregate((args, kwargs), find)
             nodes.append(self.graph.create_node(op, target, filled[0], filled[1], name))
 
-    def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
+    def as_function(self, module: nn.Module) -> Callable[..., Tensor]:
         """Return the graph as a function ``(module, *inputs, own modules, masks) → features``."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -62,7 +62,7 @@ class Program:
         follow_the_input(graph, self.dtype, self.parameter)
         for node in graph.nodes:
             node.target = AS_FUNCTIONS.get(node.target, node.target)
-        leave_closed_out(graph)
+        skip_closed_units(graph)
         return type(fx.GraphModule(module, graph)).forward
 
 
@@ -78,7 +78,7 @@ class Sizes:
         given = tuple(tensor.shape for tensor in tensors)
         if given in self._known:
             return
-        if not self._hold(given):
+        if not self._guards_hold(given):
             shapes = ", ".join(
                 f"({', '.join('any' if isinstance(s, str) else str(s) for s in k)})" for k in self._shapes
             )
@@ -91,7 +91,7 @@ class Sizes:
             self._known.clear()
         self._known.add(given)
 
-    def _hold(self, given: tuple[torch.Size, ...]) -> bool:
+    def _guards_hold(self, given: tuple[torch.Size, ...]) -> bool:
         pairs = list(zip(given, self._shapes, strict=True))
         if any(len(shape) != len(known) for shape, known in pairs):
             return True  # the operations check it: a flattened input may have any number of axes
@@ -136,7 +136,7 @@ class MaskedBackbone(nn.Module):
         self._programs, self._sizes = found.programs, found.sizes
         self._frozen, self.tried = found.frozen_modules, found.tried
         self._compile()
-        self._settle_frozen()  # only frozen modules: the user sets the modes of all other modules
+        self._eval_frozen()  # only frozen modules: the user sets the modes of all other modules
 
     def _replace(self, classifier: str) -> None:
         """Replace the module ``classifier`` by an Identity in this backbone, without changing the user's object."""
@@ -150,7 +150,7 @@ class MaskedBackbone(nn.Module):
         owner._modules[last] = nn.Identity()
 
     def _compile(self) -> None:
-        self._forwards = {mode: program.compiled(self) for mode, program in self._programs.items()}
+        self._forwards = {mode: program.as_function(self) for mode, program in self._programs.items()}
 
     def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
         """Return features ``(batch, features)``, computed with a task's modules ``own`` and its masks by layer name."""
@@ -161,10 +161,10 @@ class MaskedBackbone(nn.Module):
     def train(self, mode: bool = True) -> MaskedBackbone:
         """Set training mode, except for frozen modules: there, each task would change the running statistics."""
         super().train(mode)
-        self._settle_frozen()
+        self._eval_frozen()
         return self
 
-    def _settle_frozen(self) -> None:
+    def _eval_frozen(self) -> None:
         for name in self._frozen:
             self.get_submodule(name).eval()
 
@@ -209,10 +209,10 @@ def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> Non
     for node in made:
         fresh = not node.all_input_nodes or not any(isinstance(arg, fx.Node) for arg in node.args[:1])
 
-        def followed(leaf: Any, fresh: bool = fresh) -> Any:
+        def follow(leaf: Any, fresh: bool = fresh) -> Any:
             if isinstance(leaf, torch.device):
                 return device
             return real if fresh and leaf is dtype else leaf
 
-        node.args = fx.node.map_aggregate(node.args, followed)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, followed)
+        node.args = fx.node.map_aggregate(node.args, follow)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, follow)

@@ -24,7 +24,7 @@ WORTH_IT = 3_000_000
 """Number of products (entry times input) above which skipping them saves time: ``benchmarks/open_entries.py``."""
 
 
-def masked(values: Tensor, mask: Tensor | None) -> Tensor:
+def apply_mask(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return ``values · mask``, with +0 where the mask is 0. Without a mask all units are open.
 
     A product turns negative values into −0, so an unprotected sign would remain visible to ``copysign``,
@@ -66,7 +66,7 @@ class LayerMasks(dict[str, Tensor]):
         super().__init__(masks)
         self.entries = {} if entries is None else entries
 
-    def detached(self) -> LayerMasks:
+    def detach_masks(self) -> LayerMasks:
         """Return a copy with every mask detached from gradients."""
         return LayerMasks({name: mask.detach() for name, mask in self.items()}, self.entries)
 
@@ -88,7 +88,7 @@ AS_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 """Operations of a traced graph → functions in their place; a view may fail for another memory layout."""
 
 
-def over_open(
+def run_open_units(
     masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
     """Apply a linear or convolution layer. Skip weights of closed units (the results are 0) if this saves time."""
@@ -114,8 +114,8 @@ _GROUPS = 6
 """Position of the number of groups among a convolution's arguments."""
 
 
-def leave_closed_out(graph: fx.Graph) -> None:
-    """Replace linear and ungrouped convolution calls by calls of :func:`over_open`, which skips closed units."""
+def skip_closed_units(graph: fx.Graph) -> None:
+    """Replace linear and ungrouped convolution calls by calls of :func:`run_open_units`, which skips closed units."""
     masks = next(node for node in graph.nodes if node.op == "placeholder" and node.target == "masks")
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _OPERATIONS or node.kwargs:
@@ -123,7 +123,7 @@ def leave_closed_out(graph: fx.Graph) -> None:
         weight = node.args[1]
         grouped = len(node.args) > _GROUPS and node.args[_GROUPS] != 1
         if isinstance(weight, fx.Node) and weight.op == "get_attr" and not grouped:
-            node.target, node.args = over_open, (masks, str(weight.target), *node.args)
+            node.target, node.args = run_open_units, (masks, str(weight.target), *node.args)
 
 
 # Masks as nodes ------------------------------------------------------------------------------------------------------

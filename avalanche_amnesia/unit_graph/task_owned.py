@@ -25,10 +25,10 @@ class OwnParameter(nn.Module):
 
     def __init__(self, initial: Tensor) -> None:
         super().__init__()
-        self.value = _copied(initial)
+        self.value = _copy_parameter(initial)
 
 
-def _copied(initial: Tensor) -> nn.Parameter:
+def _copy_parameter(initial: Tensor) -> nn.Parameter:
     """Return a new parameter with the same values and the same ``requires_grad``."""
     return nn.Parameter(initial.detach().clone(), initial.requires_grad)
 
@@ -42,10 +42,10 @@ class TaskNorm(nn.Module):
 
     def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
         super().__init__()
-        made = [None if name is None else _copied(known[name]) for name in spec.parameters]
+        made = [None if name is None else _copy_parameter(known[name]) for name in spec.parameters]
         (self.weight, self.bias), self.spec = made, spec
 
-    def _folded(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _masked_affine(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # float32 would change the result
         weight = mask if self.weight is None else self.weight * mask
         # Always add a shift of +0: multiplication by the weight would keep a value's sign.
@@ -81,7 +81,7 @@ class TaskBatchNorm(TaskNorm):
         bias: Tensor | None = self.bias
         if mask is not None:
             dtype = x.dtype if self.running_mean is None else self.running_mean.dtype
-            weight, bias = self._folded(mask.expand(x.shape[1]).contiguous(), dtype)
+            weight, bias = self._masked_affine(mask.expand(x.shape[1]).contiguous(), dtype)
         own = (self.training and not self.spec.fixed) or self.running_mean is None
         moments = self.running_mean, self.running_var
         if self.spec.kind == "instance":
@@ -103,8 +103,8 @@ class TaskLayerNorm(TaskNorm):
             if centred:
                 return F.layer_norm(x, shape, self.weight, self.bias, eps)
             return F.rms_norm(x, shape, self.weight, eps)
-        weight, bias = self._folded(mask, x.dtype)
-        normal = _normalised(x, mask.expand(shape), tuple(range(-len(shape), 0)), eps, centred)
+        weight, bias = self._masked_affine(mask, x.dtype)
+        normal = _normalise(x, mask.expand(shape), tuple(range(-len(shape), 0)), eps, centred)
         return torch.addcmul(bias, normal, weight)
 
 
@@ -116,15 +116,15 @@ class TaskGroupNorm(TaskNorm):
         if mask is None:
             return F.group_norm(x, self.spec.groups, self.weight, self.bias, self.spec.eps)
         mask = mask.expand(x.shape[1]).contiguous()
-        weight, bias = self._folded(mask, x.dtype)
+        weight, bias = self._masked_affine(mask, x.dtype)
         grouped = x.reshape(len(x), self.spec.groups, x.shape[1] // self.spec.groups, -1)
         of_group = mask.reshape(self.spec.groups, -1, 1).expand(grouped.shape[1:])
-        normal = _normalised(grouped, of_group, (-2, -1), self.spec.eps, centred=True).reshape(x.shape)
+        normal = _normalise(grouped, of_group, (-2, -1), self.spec.eps, centred=True).reshape(x.shape)
         per_channel = (len(weight), *(1,) * (x.dim() - 2))
         return normal * weight.reshape(per_channel) + bias.reshape(per_channel)
 
 
-def _normalised(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, centred: bool) -> Tensor:
+def _normalise(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, centred: bool) -> Tensor:
     dtype = x.dtype
     x = x.to(torch.promote_types(dtype, torch.float32))  # as in torch's norms: squares overflow in half precision
     mask = mask.to(x.dtype)

@@ -19,12 +19,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from avalanche_amnesia import checks
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.unit_graph import rules
-from avalanche_amnesia.unit_graph.backbones import Inputs, check_backbone, first_real, inputs_of, undisturbed
-from avalanche_amnesia.unit_graph.exporting import Exported, declaring, export, features_of
-from avalanche_amnesia.unit_graph.findings import Finding, ModelError, bake_in, drop
+from avalanche_amnesia.unit_graph.backbones import Inputs, check_backbone, first_float, inputs_of, preserve_state
+from avalanche_amnesia.unit_graph.exporting import Exported, advice_to_declare, export, features_of
+from avalanche_amnesia.unit_graph.findings import Finding, ModelError, make_bake_fix, make_drop_fix
 from avalanche_amnesia.unit_graph.graph import Draft, UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, Program, Sizes, Trace
-from avalanche_amnesia.unit_graph.trial import compare, try_out
+from avalanche_amnesia.unit_graph.trial import check_masks, compare
 from avalanche_amnesia.unit_graph.walk import Walk
 
 NormChoice = Literal["task", "batch"]
@@ -35,7 +35,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"} | {"training"}
 
 
-class Known(Generic[Item]):
+class Cache(Generic[Item]):
     """Cache of up to ``most`` items by key, which drops the least recently used item when it is full."""
 
     def __init__(self, most: int) -> None:
@@ -57,7 +57,7 @@ class Known(Generic[Item]):
                 del self._held[next(iter(self._held))]
 
 
-_known: Known[Trace] = Known(32)
+_known: Cache[Trace] = Cache(32)
 
 
 def trace_backbone(
@@ -73,10 +73,10 @@ def trace_backbone(
     if trial:
         # Checked for cached traces too, because forward may read globals.
         if options.get("norm", "task") == "task":
-            with without(backbone, found.classifiers):
+            with bypass(backbone, found.classifiers):
                 compare(backbone, masked, found.graph)
         if not found.tried:
-            try_out(masked, found.graph)
+            check_masks(masked, found.graph)
         found.tried = masked.tried = True
     return masked, found.graph
 
@@ -104,13 +104,13 @@ def examine(
     if classifier is None:
         left_out = [name for name, module in backbone.named_modules() if isinstance(module, MultiHeadClassifier)][:1]
     _check_names(backbone, [*frozen, *task_owned, *left_out])
-    classifiers = tuple(inner for name in left_out for inner in _called(backbone, name))
+    classifiers = tuple(inner for name in left_out for inner in _inner_names(backbone, name))
     options = (classifiers, norm, tuple(frozen), tuple(task_owned), input_shape)
     structure = structure_of(backbone, options, example)
     known = _known.get(structure)
     if known is not None:
         return known, []
-    with without(backbone, classifiers):
+    with bypass(backbone, classifiers):
         inputs = inputs_of(backbone, input_shape, example)
     found, findings = _Tracing(backbone, inputs, classifiers, norm, frozen, task_owned).run()
     if found is not None:
@@ -119,20 +119,20 @@ def examine(
 
 
 @contextmanager
-def without(backbone: nn.Module, classifiers: Sequence[str]) -> Iterator[None]:
+def bypass(backbone: nn.Module, classifiers: Sequence[str]) -> Iterator[None]:
     """Make the classifiers of a backbone return their input during the block."""
-    with undisturbed(backbone):
+    with preserve_state(backbone):
         for classifier in classifiers:
             vars(backbone.get_submodule(classifier))["forward"] = lambda features, *labels: features
         yield
 
 
-def _called(backbone: nn.Module, name: str) -> list[str]:
+def _inner_names(backbone: nn.Module, name: str) -> list[str]:
     """Return the names of all modules inside a ModuleList or ModuleDict, or ``[name]`` for any other module."""
     module = backbone.get_submodule(name) if name in dict(backbone.named_modules()) else None
     if not isinstance(module, (nn.ModuleDict, nn.ModuleList)):
         return [name]
-    return [inner for held, _ in module.named_children() for inner in _called(backbone, f"{name}.{held}")]
+    return [inner for held, _ in module.named_children() for inner in _inner_names(backbone, f"{name}.{held}")]
 
 
 @dataclass
@@ -151,27 +151,27 @@ class _Tracing:
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
         """Trace training and evaluation mode. Return (trace or None, list of reasons why masking is impossible)."""
-        trace, findings = self._read()
+        trace, findings = self._trace_both()
         if trace is None or all(parameter.requires_grad for parameter in self.backbone.parameters()):
             return trace, findings
         # If parts of the network have no gradients, some gates control nothing: trace again without those gates.
-        ungated, biases = self.draft.needless(trace.graph.output)
+        ungated, biases = self.draft.layers_without_mask(trace.graph.output)
         biases |= self.draft.loose
         if not ungated and not biases:
             return trace, findings
         self.task_owned = (*self.task_owned, *sorted(biases))
         self.draft = Draft(ungated, indices=dict(self.constants))
-        return self._read()
+        return self._trace_both()
 
-    def _read(self) -> tuple[Trace | None, list[Finding]]:
+    def _trace_both(self) -> tuple[Trace | None, list[Finding]]:
         draft, outputs, programs, sizes = self.draft, {}, {}, {}
         real = ((name, p.dtype) for name, p in self.backbone.named_parameters() if p.is_floating_point())
         name, dtype = next(real, ("", torch.get_default_dtype()))
         for training in (True, False):
             before = len(draft.findings)
             if training not in self.known:
-                with without(self.backbone, self.classifiers):
-                    self.known[training] = self._exported(training)
+                with bypass(self.backbone, self.classifiers):
+                    self.known[training] = self._export_mode(training)
             if len(draft.findings) > before:
                 return None, draft.findings
             exported = self.known[training].copied()
@@ -187,9 +187,9 @@ class _Tracing:
         if learning is not None and evaluation is not None and not torch.equal(learning, evaluation):
             reason = "its features differ in training and in evaluation mode"
             draft.findings.append(Finding("forward", reason, "return the same in both"))
-        owned = _owned_names(self.backbone, draft) | draft.loose
+        owned = _task_owned_parameters(self.backbone, draft) | draft.loose
         if learning is not None:
-            draft.findings += _uncovered(self.backbone, draft, owned, self.classifiers)
+            draft.findings += _find_uncovered(self.backbone, draft, owned, self.classifiers)
         if draft.findings or learning is None:
             return None, draft.findings
         frozen_names = frozenset(n for n in draft.factors if any(f"{n}.".startswith(f"{p}.") for p in self.frozen))
@@ -198,15 +198,15 @@ class _Tracing:
         frozen_modules = tuple(sorted(draft.frozen_modules))
         return Trace(programs, sizes, graph, draft.owned, constants, frozen_modules, self.classifiers), []
 
-    def _exported(self, training: bool) -> Exported:
+    def _export_mode(self, training: bool) -> Exported:
         backbone, draft = self.backbone, self.draft
         exported = export(backbone, self.inputs, training=training, frozen=self.frozen, task_owned=self.task_owned)
         for name in exported.written:
             holder = name.rpartition(".")[0]
             reason = f"writes to buffer {name!r}, which all tasks would share"
-            fix = f"keep what changes in a norm of torch.nn, or {declaring(holder, 'task_owned')}"
+            fix = f"keep what changes in a norm of torch.nn, or {advice_to_declare(holder, 'task_owned')}"
             computed, _, inside = holder.partition(".parametrizations")
-            change = bake_in(computed) if inside else None
+            change = make_bake_fix(computed) if inside else None
             if inside:
                 fix = "bake the parametrisation in: torch.nn.utils.parametrize.remove_parametrizations, or fix(model)"
             draft.findings.append(Finding(f"forward of {type(backbone).__name__}", reason, fix, change))
@@ -232,7 +232,7 @@ def _check_names(backbone: nn.Module, names: Collection[str]) -> None:
             raise ValueError(f"{kind} has no module or parameter {name!r}; it has {sorted(known)}")
 
 
-def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
+def _task_owned_parameters(backbone: nn.Module, draft: Draft) -> frozenset[str]:
     parameters = [name for name, _ in backbone.named_parameters(remove_duplicate=False)]
     owned = {name for spec in draft.owned.values() for name in spec.parameters if name is not None}
     modules = tuple(f"{spec.name}." for spec in draft.owned.values() if spec.kind is None)
@@ -243,7 +243,7 @@ def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
     return frozenset(owned)
 
 
-def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
+def _find_uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
     """Return a list of one finding that names all trainable parameters outside masked layers; else an empty list."""
     cut = tuple(f"{name}." for name in left_out)
     loose = [
@@ -259,7 +259,7 @@ def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_ou
             "they are in no masked layer, so that no mask would protect them",
             "use them in forward, take them out of the backbone (fix(model) removes modules that forward never "
             "reads), or leave its classifier out: classifier='its name'",
-            change=drop(loose),
+            change=make_drop_fix(loose),
         )
     ]
 
@@ -325,7 +325,7 @@ _SAMPLES = 4
 
 @torch.no_grad()
 def _features(model: nn.Module, inputs: Inputs) -> Tensor:
-    batch = inputs.batch(_SAMPLES, like=first_real(model))
+    batch = inputs.batch(_SAMPLES, like=first_float(model))
     return features_of(copy.deepcopy(model).eval(), inputs, inputs.tensors(batch))
 
 
@@ -337,55 +337,55 @@ def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) ->
     parts: list[Hashable] = [options, torch.get_default_dtype()]
     numbers = defaultdict[int, int](itertools.count().__next__)  # of modules and parameters, which may be shared
     try:
-        parts.append(_attribute(dict(example) if isinstance(example, Mapping) else example))
+        parts.append(_attribute_key(dict(example) if isinstance(example, Mapping) else example))
         for name, module in backbone.named_modules(remove_duplicate=False):
             parts.append((name, type(module), numbers[id(module)]))
             for key, parameter in module._parameters.items():
-                parts.append((key, None if parameter is None else (_kind(parameter), numbers[id(parameter)])))
+                parts.append((key, None if parameter is None else (_type_of(parameter), numbers[id(parameter)])))
             for key, buffer in module._buffers.items():
                 statistic = isinstance(module, _NormBase) and key in _STATISTICS
-                parts.append((key, None if buffer is None else _kind(buffer) if statistic else _content(buffer)))
+                parts.append((key, None if buffer is None else _type_of(buffer) if statistic else _content(buffer)))
             for key, value in vars(module).items():
                 if key not in _OF_EVERY_MODULE:
-                    parts.append((key, _attribute(value)))
-    except _Hidden:
+                    parts.append((key, _attribute_key(value)))
+    except _NoKeyError:
         return None
     return tuple(parts)
 
 
-class _Hidden(Exception):
+class _NoKeyError(Exception):
     """Error for an attribute that can't be compared, so that the backbone has no cache key."""
 
 
-def _kind(tensor: Tensor) -> Hashable:
+def _type_of(tensor: Tensor) -> Hashable:
     return type(tensor), tuple(tensor.shape), tensor.dtype, str(tensor.device), tensor.requires_grad
 
 
 def _content(tensor: Tensor) -> Hashable:
     """Return a tensor's type, shape and hash of its values, because forward may use the values as indices."""
     if tensor.numel() > _LARGEST:
-        raise _Hidden
-    return (*_kind(tensor), tensor_hash(tensor))  # type: ignore[misc]
+        raise _NoKeyError
+    return (*_type_of(tensor), tensor_hash(tensor))  # type: ignore[misc]
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
 
 
-def _attribute(value: Any) -> Hashable:
+def _attribute_key(value: Any) -> Hashable:
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(map(_attribute, value))
+        return type(value), tuple(map(_attribute_key, value))
     if isinstance(value, dict):
-        return type(value), tuple((_attribute(key), _attribute(item)) for key, item in value.items())
+        return type(value), tuple((_attribute_key(key), _attribute_key(item)) for key, item in value.items())
     if isinstance(value, (set, frozenset)):
-        return type(value), frozenset(map(_attribute, value))
+        return type(value), frozenset(map(_attribute_key, value))
     if isinstance(value, Tensor):
         return _content(value)
     if type(value) is functools.partial:  # vision transformers store their norm type as a partial
-        return type(value), *map(_attribute, (value.func, value.args, value.keywords))
+        return type(value), *map(_attribute_key, (value.func, value.args, value.keywords))
     if isinstance(value, (type, types.BuiltinFunctionType)):
         return value
     if isinstance(value, types.FunctionType) and value.__closure__ is None:  # reads only arguments and its module
         return value
-    raise _Hidden
+    raise _NoKeyError

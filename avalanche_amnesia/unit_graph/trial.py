@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.unit_graph.backbones import first_real, same_draws, undisturbed
+from avalanche_amnesia.unit_graph.backbones import first_float, preserve_random_state, preserve_state
 from avalanche_amnesia.unit_graph.exporting import features_of
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
@@ -29,24 +29,24 @@ Tensors = dict[str, Tensor]
 
 
 @torch.no_grad()
-def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
+def check_masks(module: MaskedBackbone, graph: UnitGraph) -> None:
     """Raise ModelError if replacing all weight entries outside random masks changes the features, in either mode."""
     draw = torch.Generator().manual_seed(0)
-    like = first_real(module)
+    like = first_float(module)
     mode = module.training
     held = {n: p for n, p in module.named_parameters() if p.is_floating_point() and p.requires_grad}
-    start = {name: _as_if_trained(value, draw) for name, value in held.items()}
+    start = {name: _add_noise(value, draw) for name, value in held.items()}
     own = module.fresh_parts()
     for name, value in (*own.named_parameters(), *own.named_buffers()):
         if value.is_floating_point():
-            value.copy_(_as_if_trained(value, draw).abs() if name.endswith("var") else _as_if_trained(value, draw))
+            value.copy_(_add_noise(value, draw).abs() if name.endswith("var") else _add_noise(value, draw))
     rounds = 2 if sum(value.numel() for value in start.values()) < _FEW else 1
-    x = graph.inputs.batch(_samples(graph), draw, like)
+    x = graph.inputs.batch(_n_samples(graph), draw, like)
     try:
         for training in (True, False) * rounds:
             module.train(training)
-            masks = {name: _mask(layer.units, draw, like.device) for name, layer in graph.layers.items()}
-            moved = _moved_outside(start, graph, masks, draw)
+            masks = {name: _random_mask(layer.units, draw, like.device) for name, layer in graph.layers.items()}
+            moved = _change_outside(start, graph, masks, draw)
             before, after = (_features(module, parameters, own, x, masks) for parameters in (start, moved))
             if not bool(same_bits(before, after).all()):
                 alone = ((name, {**start, name: moved[name]}) for name in start)
@@ -62,16 +62,16 @@ def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
 @torch.no_grad()
 def compare(backbone: nn.Module, module: MaskedBackbone, graph: UnitGraph) -> None:
     """Raise ModelError if a backbone and its masked form return different features under fully open masks."""
-    like = first_real(module)
-    x = graph.inputs.batch(_samples(graph), None, like)
+    like = first_float(module)
+    x = graph.inputs.batch(_n_samples(graph), None, like)
     open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}
-    with undisturbed(module):
+    with preserve_state(module):
         module.eval()
         try:
             masked = _features(module, {}, module.fresh_parts(), x, open_masks)
         except ModelError as error:  # a size error: the graph was traced for two samples, and this number differs
             raise ModelError(f"forward of {type(backbone).__name__}: {error}") from error
-    with undisturbed(backbone):
+    with preserve_state(backbone):
         torch.manual_seed(0)
         plain = features_of(backbone.eval(), graph.inputs, graph.inputs.tensors(x))
     largest = float(plain.abs().nan_to_num().amax().clamp_min(1e-6)) if plain.numel() else 1.0
@@ -82,19 +82,19 @@ def compare(backbone: nn.Module, module: MaskedBackbone, graph: UnitGraph) -> No
         )
 
 
-def _samples(graph: UnitGraph) -> int:
+def _n_samples(graph: UnitGraph) -> int:
     return 2 if max(map(prod, graph.inputs.shapes)) >= _LARGE else _SAMPLES
 
 
 def _features(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> Tensor:
     """Return the features for ``parameters``, with equal random numbers at every call and without side effects."""
-    with same_draws(module):
+    with preserve_random_state(module):
         torch.manual_seed(0)
         fresh = copy.deepcopy(own).train(module.training)
         return functional_call(module, parameters, (x, fresh, masks), tie_weights=False)
 
 
-def _as_if_trained(value: Tensor, draw: torch.Generator) -> Tensor:
+def _add_noise(value: Tensor, draw: torch.Generator) -> Tensor:
     """Return ``value`` plus noise, because an initial weight of zero would hide the entries that it reads."""
     noise = _noise(value, draw)
     return value.detach() * (1 + 0.2 * noise) + 0.02 * noise.roll(1)
@@ -107,13 +107,13 @@ def _noise(like: Tensor, draw: torch.Generator) -> Tensor:
     return few.repeat(-(-count // max(1, len(few))))[:count].view(like.shape)
 
 
-def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
+def _random_mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
     mask = (torch.rand(units, generator=draw) < 0.5).float()
     mask[int(torch.randint(units, (), generator=draw))] = 1.0
     return mask.to(device)
 
 
-def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch.Generator) -> Tensors:
+def _change_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch.Generator) -> Tensors:
     """Return the parameters, with every entry outside the masks replaced by a number of another value and sign."""
     covered = graph.reads({name: mask > 0 for name, mask in masks.items()})
     moved = {}

@@ -45,9 +45,9 @@ class UnitSets:
         """Add a layer of ``units`` new units; return the number of each unit's own one-element set, ``(units,)``."""
         first = self.n_units
         self.n_units += units
-        return torch.tensor([self._of(frozenset({unit})) for unit in range(first, self.n_units)])
+        return torch.tensor([self._number_of(frozenset({unit})) for unit in range(first, self.n_units)])
 
-    def _of(self, members: frozenset[int]) -> int:
+    def _number_of(self, members: frozenset[int]) -> int:
         if -1 in members:
             return ALWAYS
         number = self._number.get(members)
@@ -73,7 +73,7 @@ class UnitSets:
         pairs, place = torch.stack([a.reshape(-1), b.reshape(-1)]).unique(dim=1, return_inverse=True)
         if pairs.shape[1] > _MOST_PAIRS or len(self._sets) > _MOST_SETS:
             return torch.full((), ALWAYS).expand(first.shape)
-        numbers = torch.tensor([self._of(self._sets[i] | self._sets[j]) for i, j in pairs.T.tolist()])
+        numbers = torch.tensor([self._number_of(self._sets[i] | self._sets[j]) for i, j in pairs.T.tolist()])
         return numbers[place].reshape(a.shape).expand(first.shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
@@ -94,7 +94,7 @@ class UnitSets:
         for of_group in (counts > 1).nonzero()[:, 0].tolist():
             key = tuple(number[starts[of_group] : starts[of_group] + counts[of_group]].tolist())
             if key not in known:
-                known[key] = self._of(frozenset().union(*(self._sets[i] for i in key)))
+                known[key] = self._number_of(frozenset().union(*(self._sets[i] for i in key)))
             result[of_group] = known[key]
         return result
 
@@ -202,7 +202,7 @@ class Dependence:
     owned: bool = False
 
     @cached_property
-    def place(self) -> Tensor:
+    def index(self) -> Tensor:
         """Return, for each entry of the tensor, the number of the parameter's entry (or group) that it depends on."""
         # Computed on demand, because most parameters are used directly and the numbers take more memory.
         return torch.arange(self.size.numel()).reshape(self.size) if self.moved_to is None else self.moved_to
@@ -215,10 +215,10 @@ class Dependence:
         counts_up = self.moved_to.is_contiguous() and self.moved_to.shape == self.size
         return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
-    def mixed(self, result: Tensor) -> Dependence:
+    def combine_entries(self, result: Tensor) -> Dependence:
         """Return the dependence of a new tensor: its entry ``i`` combines all entries here with ``result == i``."""
         count = int(result.max()) + 1
-        small, into = torch.broadcast_tensors(self.place, result)
+        small, into = torch.broadcast_tensors(self.index, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
         labels = _components(groups + count, small.reshape(-1), into.reshape(-1) + groups)
         own = torch.arange(groups) if self.group is None else self.group
@@ -266,37 +266,37 @@ class ParameterValue:
         """Return True if no later task can change the tensor: its parameters are frozen, task-owned or untrained."""
         return all(part.owned or part.frozen for part in self.parts)
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
+    def move_entries(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
         """Return the tensor after the operation ``move``, which only moves entries (a view, a slice)."""
-        parts = tuple(replace(part, moved_to=move(part.place)) for part in self.parts)
-        shape = parts[0].place.shape if parts else move(torch.zeros((), dtype=torch.long).expand(self.shape)).shape
+        parts = tuple(replace(part, moved_to=move(part.index)) for part in self.parts)
+        shape = parts[0].index.shape if parts else move(torch.zeros((), dtype=torch.long).expand(self.shape)).shape
         return ParameterValue(shape, parts)
 
-    def mixed(self, result: Tensor, shape: tuple[int, ...]) -> ParameterValue:
+    def combine_entries(self, result: Tensor, shape: tuple[int, ...]) -> ParameterValue:
         """Return a tensor in which each entry combines several entries of this tensor (a sum, a norm).
 
         ``result``: number of the new entry to which each entry contributes, from 0; broadcasts.
         """
-        parts = tuple(part.mixed(result) for part in self.parts)
-        return ParameterValue(torch.Size(shape), parts).moved(lambda place: place.reshape(shape))
+        parts = tuple(part.combine_entries(result) for part in self.parts)
+        return ParameterValue(torch.Size(shape), parts).move_entries(lambda place: place.reshape(shape))
 
 
-def together(shape: torch.Size, operands: list[ParameterValue]) -> ParameterValue:
+def combine(shape: torch.Size, operands: list[ParameterValue]) -> ParameterValue:
     """Return a tensor whose entries depend on the operands' entries at the same position, with broadcasting."""
     parts: list[Dependence] = []
     for operand in operands:
         for part in operand.parts:
-            new = replace(part, moved_to=part.place.expand(shape))
-            if not any(_same(new, known) for known in parts):
+            new = replace(part, moved_to=part.index.expand(shape))
+            if not any(_is_same_dependence(new, known) for known in parts):
                 parts.append(new)
     return ParameterValue(shape, tuple(parts))
 
 
-def _same(first: Dependence, second: Dependence) -> bool:
+def _is_same_dependence(first: Dependence, second: Dependence) -> bool:
     if first.name != second.name or (first.group is None) != (second.group is None):
         return False
     groups = first.group is None or torch.equal(first.group, second.group)  # type: ignore[arg-type]
-    return groups and torch.equal(first.place, second.place)
+    return groups and torch.equal(first.index, second.index)
 
 
 def filled(ids: Tensor) -> Tensor:

@@ -21,10 +21,10 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from avalanche_amnesia.unit_graph.declared_calls import DECLARED
-from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, Exported, declaring, module_of, where
+from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, Exported, advice_to_declare, describe, module_of
 from avalanche_amnesia.unit_graph.findings import Finding, Unsupported
 from avalanche_amnesia.unit_graph.graph import Draft
-from avalanche_amnesia.unit_graph.masking import MaskNodes, masked, owned_parameter, tensor_in
+from avalanche_amnesia.unit_graph.masking import MaskNodes, apply_mask, owned_parameter, tensor_in
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
 from avalanche_amnesia.unit_graph.values import (
     Dependence,
@@ -84,7 +84,7 @@ def _registering(rules: dict[Any, Rule], targets: tuple[Any, ...], zeros: bool =
     return register
 
 
-def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:
+def rule_of(rules: dict[Any, Rule], target: Any) -> Rule | None:
     """Return the rule that a table has for an operation or for all its overloads, or None."""
     return rules.get(target) or rules.get(getattr(target, "overloadpacket", None))
 
@@ -123,23 +123,23 @@ class Walk:
             if node in self.values or node.op in ("placeholder", "output") or node.target is dict:
                 continue
             try:
-                self.values[node] = self._value_of(node)
+                self.values[node] = self._node_result(node)
             except Unsupported as error:
                 # Continue with a result that is always in use, so that one walk collects all findings.
-                self._find(where(node), error.reason, error.fix)
+                self._report(describe(node), error.reason, error.fix)
             except (AttributeError, TypeError, IndexError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-                self._find(where(node), f"its masking rule can't take these arguments ({error})", _OTHER_FIX)
+                self._report(describe(node), f"its masking rule can't take these arguments ({error})", _OTHER_FIX)
                 return None
             if node not in self.values:
                 try:
-                    self.values[node] = _as_always(self.result(node))
+                    self.values[node] = _always_in_use(self.result(node))
                 except Unsupported:
                     return None
         output = next(node for node in self.graph.nodes if node.op == "output")
         try:
-            result = self._output(output)
+            result = self._check_output(output)
         except Unsupported as error:
-            self._find("output", error.reason, error.fix)
+            self._report("output", error.reason, error.fix)
             return None
         # Keep unread inputs: they belong to the backbone's signature.
         self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
@@ -148,9 +148,9 @@ class Walk:
 
     # One node -------------------------------------------------------------------------------------------------
 
-    def _value_of(self, node: fx.Node) -> Any:
+    def _node_result(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
-            return self._attribute(node)
+            return self._attribute_value(node)
         args, kwargs = self.arguments(node)
         known = leaves((args, kwargs))
         if node.target in (operator.getitem, tensor_in) and isinstance(args[0], (tuple, list)):
@@ -159,7 +159,7 @@ class Walk:
         parameters = any(isinstance(leaf, ParameterValue) for leaf in known)
         # Values that depend on the input follow the operation's rule; values of parameters follow its derivation.
         # All other values are constant and computed here.
-        if not self.training and _draws(node) and registered(RULES, node.target) is None:
+        if not self.training and _draws(node) and rule_of(RULES, node.target) is None:
             # In training random numbers are allowed, as in dropout, because the task's seed sets them.
             raise Unsupported("it draws random numbers in evaluation mode too", _DRAW_FIX)
         if node.target is DECLARED:
@@ -167,10 +167,10 @@ class Walk:
         elif not isinstance(result := self.result(node), (Tensor, tuple, list)):
             return result  # a size, or another number
         elif values:
-            found = registered(RULES, node.target)
+            found = rule_of(RULES, node.target)
         elif parameters:
             learning = any(leaf.parts for leaf in known if isinstance(leaf, ParameterValue))
-            derive = registered(DERIVATIONS, node.target) if learning else None
+            derive = rule_of(DERIVATIONS, node.target) if learning else None
             return (derive or all_of_all)(self, node, *args, **kwargs)
         else:
             return self._constant(node, args, kwargs)
@@ -187,7 +187,7 @@ class Walk:
             node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
         return value
 
-    def _attribute(self, node: fx.Node) -> Any:
+    def _attribute_value(self, node: fx.Node) -> Any:
         name = str(node.target)
         if name in self.owned and name in self.parameters:
             self.draft.owned.setdefault(name, OwnedSpec(name))
@@ -205,7 +205,7 @@ class Walk:
         """Return the result of an operation on constants. Compute it now, unless it differs at every call."""
         target: Any = node.target
         if _draws(node) or "empty" in str(target):
-            return _as_always(self.result(node))
+            return _always_in_use(self.result(node))
         kwargs = {name: torch.device("cpu") if name == "device" else value for name, value in kwargs.items()}
         try:
             return target(*args, **kwargs)
@@ -230,24 +230,24 @@ class Walk:
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
             raise Unsupported(
-                f"it is given parameters {names}, and has no masking rule for them", declaring(module_of(node))
+                f"it is given parameters {names}, and has no masking rule for them", advice_to_declare(module_of(node))
             )
         for parameter in given:
             # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and only the first task trains them.
             self.draft.use(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
         self.zero_inputs(node, dirty_only=True)
-        return _as_always(self.result(node))
+        return _always_in_use(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
         """Return a node's results as meta tensors (shape and type only), for ``EXPORTED_BATCH`` samples."""
         try:
-            return map_leaves(node.meta["val"], self._concrete)
+            return map_leaves(node.meta["val"], self._as_meta)
         except ValueError as error:
             raise Unsupported(
                 f"its result has no shape that could be known in advance ({error})", _SHAPE_FIX
             ) from error
 
-    def _concrete(self, leaf: Any) -> Any:
+    def _as_meta(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             shape = [self.exported.size(size, EXPORTED_BATCH) for size in leaf.shape]
             return torch.empty(shape, dtype=leaf.dtype, device="meta")
@@ -310,7 +310,7 @@ class Walk:
         if node not in self._masked:
             self._check_axis(node, value)
             # All readers of a value share one masked copy; masking changes no sets.
-            here = self.insert_behind(node, masked, (node, self.masks.emit(value.ids)))
+            here = self.insert_behind(node, apply_mask, (node, self.masks.emit(value.ids)))
             self._masked[node] = here
             self.values[here] = value.like(masked=Masked.ZERO)
         return self._masked[node]
@@ -325,7 +325,7 @@ class Walk:
         user = next(iter(node.users))
         return user.target in NORMS_BY_CHANNEL and user.args[0] is node
 
-    def _output(self, node: fx.Node) -> Tensor:
+    def _check_output(self, node: fx.Node) -> Tensor:
         result = self.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else node.args[0]
         if not isinstance(result, Value):
             raise Unsupported(f"the backbone returns a {type(result).__name__}", "return one tensor of features")
@@ -349,7 +349,7 @@ class Walk:
         self.zero_inputs(node)
         return self.draft.sets.over(result.ids, [0]).clone()
 
-    def _find(self, where: str, reason: str, fix: str) -> None:
+    def _report(self, where: str, reason: str, fix: str) -> None:
         finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, fix)
         if finding not in self.draft.findings:
             self.draft.findings.append(finding)
@@ -369,8 +369,8 @@ def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
             return result
         parts: list[Dependence] = []
         for operand in operands:
-            mixed = operand.mixed(torch.zeros((1,) * len(operand.shape), dtype=torch.long), ())
-            parts += mixed.moved(lambda place: place.expand(result.shape)).parts
+            mixed = operand.combine_entries(torch.zeros((1,) * len(operand.shape), dtype=torch.long), ())
+            parts += mixed.move_entries(lambda place: place.expand(result.shape)).parts
         return ParameterValue(result.shape, tuple(parts))
 
     return map_leaves(walk.result(node), one)
@@ -381,5 +381,5 @@ def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _as_always(result: Any) -> Any:
+def _always_in_use(result: Any) -> Any:
     return map_leaves(result, lambda leaf: always_in_use(leaf) if isinstance(leaf, Tensor) else leaf)

@@ -23,13 +23,13 @@ from avalanche_amnesia.audit.record import (
 from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.processes import agree, of_first
+from avalanche_amnesia.processes import check_equal, from_first
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.trajectory.sparse import united
+from avalanche_amnesia.trajectory.sparse import union_of
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters, remove_task_modules
-from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
+from avalanche_amnesia.unlearning.planning import NO_SHARED_CHANGE
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
 TrainAgain = Callable[[UnlearningContext, Transaction], UnlearningPlan]
@@ -54,9 +54,9 @@ def apply(
         purged = [_purge_optimizer(context, claims, change)]
         if context.purgers:
             dict(removal.values)  # computed now, because purgers read them after the model has changed
-        for name, moved in removal.moved.items():  # the values without the unlearned tasks
-            change.call(moved.put_back, context.parameters[name])
-            moved.take_out(context.parameters[name])
+        for name, moved in removal.changed.items():  # the values without the unlearned tasks
+            change.call(moved.restore_in, context.parameters[name])
+            moved.remove_from(context.parameters[name])
         if context.before is not None:  # remove the tasks from the values before the current task, too
             change.call(context.before.update, dict(context.before))
             context.before.update(removal.before)
@@ -69,53 +69,53 @@ def apply(
         # Compensations and repairs build on a model and a trajectory without the tasks.
         for compensation in context.compensations:
             purged += compensation.compensate(model, context.tasks, removal, change)
-        repaired = _repair(context, purged, change)
-        _hold_own(context, change)
+        repaired = _run_repair(context, purged, change)
+        _update_snapshot(context, change)
         for plugin, purge in context.purgers:
-            with naming_whose(context.strategy, "", plugin):
+            with name_broken_plugin(context.strategy, "", plugin):
                 line: Any = purge(plugin, context, change)
                 if not isinstance(line, str):
                     raise TypeError(f"it returned {line!r}, and must return a line for the record: what it has cleaned")
                 purged.append(line)
         if train_again is None:
-            _forget(context, change)
+            _mark_unlearned(context, change)
         # In an additive model only sums of these tasks change; the next request finds any other change.
         own = tuple(f"heads.{task}." for task in context.tasks)
         same = {name for name in context.hashes if getattr(model, "additive", False) and not name.startswith(own)}
         # A training compares the model with its last hashes; a subtraction of samples does not.
         after = context.hashes if train_again and same else model_hashes(model, same)
-        claims.unlearned(context, after, change)
+        claims.record_unlearning(context, after, change)
         if train_again is not None:
             context.plan = train_again(context, change)
             after = model_hashes(model, same)
             change.set(claims, _hashes=dict(after))
-        record = _record(context, provenance, after, purged, repaired)
+        record = _make_record(context, provenance, after, purged, repaired)
         announce("after_unlearning", record, change)
         change.commit()
     return record
 
 
-def ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
+def apply_to_ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
     """Mark the tasks as unlearned in the ledger, trigger the events, and change nothing else (a control condition)."""
-    nothing = {**NOTHING_SHARED, "removed": (), "trajectory_bytes": 0}
+    nothing = {**NO_SHARED_CHANGE, "removed": (), "trajectory_bytes": 0}
     context.plan = replace(context.plan, claim="approximate", reasons=(NOT_OBEYED,), **nothing)
     with Transaction() as change:
         announce("before_unlearning", None, change)
-        _forget(context, change)
+        _mark_unlearned(context, change)
         purged = ["nothing: requests are only entered into the ledger"]
-        record = _record(context, provenance, context.hashes, purged)
+        record = _make_record(context, provenance, context.hashes, purged)
         announce("after_unlearning", record, change)
         change.commit()
     return record
 
 
-def _forget(context: UnlearningContext, change: Transaction) -> None:
+def _mark_unlearned(context: UnlearningContext, change: Transaction) -> None:
     """Mark the tasks as unlearned in the ledger."""
     change.keep(context.ledger, *vars(context.ledger))
     context.ledger.forget(context.tasks, context.event)
 
 
-def _record(
+def _make_record(
     context: UnlearningContext,
     provenance: Provenance,
     after: Mapping[str, str],
@@ -124,8 +124,8 @@ def _record(
 ) -> UnlearningRecord:
     before, names = context.hashes, sorted({*context.hashes, *after})
     changed = [name for name in names if before.get(name) != after.get(name)]
-    agree({f"tensor {name}": digest for name, digest in after.items()}, f"{context.event}, unlearned,")
-    seconds, at = of_first((time.perf_counter() - context.started, datetime.now(UTC).isoformat(timespec="seconds")))
+    check_equal({f"tensor {name}": digest for name, digest in after.items()}, f"{context.event}, unlearned,")
+    seconds, at = from_first((time.perf_counter() - context.started, datetime.now(UTC).isoformat(timespec="seconds")))
     return UnlearningRecord(
         plan=context.plan,
         changes=tuple(TensorChange(name, before.get(name), after.get(name)) for name in changed),
@@ -147,17 +147,17 @@ def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transac
     own, removal = context.own_parameters, context.removal
     parameters, optimizer = context.parameters, context.strategy.optimizer
     keeps = context.before is not None and not claims.influences & set(context.tasks)
-    changed = {id(parameters[name]): moved.where for name, moved in removal.moved.items()} if keeps else {}
+    changed = {id(parameters[name]): moved.where for name, moved in removal.changed.items()} if keeps else {}
     for parameter in parameters.values():
         if parameter.grad is not None:
             change.set(parameter, grad=None)
-    gone = {id(parameters[name]) for name in own}
-    kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in gone} if keeps else {}
+    removed_ids = {id(parameters[name]) for name in own}
+    kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in removed_ids} if keeps else {}
     change.set(optimizer, state=defaultdict(dict))
-    optimizer.state.update({p: _zeroed(entry, changed.get(id(p))) for p, entry in kept.items()})
+    optimizer.state.update({p: _zero_entries(entry, changed.get(id(p))) for p, entry in kept.items()})
     for group in optimizer.param_groups:
         change.call(group.__setitem__, "params", group["params"])
-        group["params"] = [p for p in group["params"] if id(p) not in gone]
+        group["params"] = [p for p in group["params"] if id(p) not in removed_ids]
     optimized = getattr(context.strategy, "optimized_param_id", None)  # Avalanche's own table of parameters
     if optimized is not None:
         change.call(optimized.update, {name: optimized[name] for name in own & set(optimized)})
@@ -168,7 +168,7 @@ def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transac
     return "optimizer: its state was dropped, with the tasks' own parameters"
 
 
-def _zeroed(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
+def _zero_entries(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
     """Return one parameter's optimizer state with zeros at the changed entries."""
     if changed is None:
         return dict(state)
@@ -178,7 +178,7 @@ def _zeroed(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:
+def _run_repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:
     """Delete the repair plugin's samples of the unlearned tasks, and run its repair of the affected tasks."""
     repair, plan = context.repair, context.plan
     if repair is None:
@@ -186,7 +186,7 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
     purged.append(repair.forget(context.tasks, change))
     if not plan.repaired:
         return None
-    changed = {name: moved.where for name, moved in context.removal.moved.items()}
+    changed = {name: moved.where for name, moved in context.removal.changed.items()}
     # The entries that a removed repair did move depend on data of unlearned tasks, so nothing may be derived from them.
     removed, parameters = context.removal.updates, context.parameters
     could_change = [{n: removed[w].where(n).to(parameters[n].device) for n in removed[w]} for w in removed if w < 0]
@@ -196,13 +196,13 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
         context.trajectory,
         tasks=plan.repaired,
         compensated=plan.compensated,
-        changed=united([changed, *could_change]),
+        changed=union_of([changed, *could_change]),
         before=context.before,
         change=change,
     )
 
 
-def _hold_own(context: UnlearningContext, change: Transaction) -> None:
+def _update_snapshot(context: UnlearningContext, change: Transaction) -> None:
     """Copy heads and norm layers of tasks without a mask into the snapshot from before the current task."""
     # The task in training restores these values at its end: without the copy, compensations and repairs would be lost.
     model, before = context.model, context.before
@@ -222,7 +222,7 @@ class BrokenPluginError(RuntimeError):
 
 # Not a RequestError, because a stream's request counts as answered after a RequestError, but stays open after this.
 @contextmanager
-def naming_whose(strategy: Strategy, event: str, purged: object = None) -> Iterator[None]:
+def name_broken_plugin(strategy: Strategy, event: str, purged: object = None) -> Iterator[None]:
     """Convert an error raised in a plugin, metric, logger or purger to a BrokenPluginError that names the object."""
     try:
         yield
@@ -232,13 +232,13 @@ def naming_whose(strategy: Strategy, event: str, purged: object = None) -> Itera
         evaluator = strategy.evaluator
         places = [("plugins", [plugin for plugin in strategy.plugins if plugin is not evaluator])]
         places += [("evaluator.metrics", evaluator.metrics), ("evaluator.loggers", evaluator.loggers)]
-        place_of = {id(thing): place for place, things in places for thing in things}
+        place_of = {id(obj): place for place, objects in places for obj in objects}
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_argcount]
         called = [frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in frames]
-        thing = purged or next((one for one in reversed(called) if id(one) in place_of), None)
-        if thing is None or (purged is None and type(thing).__module__.startswith("avalanche_amnesia.")):
+        obj = purged or next((one for one in reversed(called) if id(one) in place_of), None)
+        if obj is None or (purged is None and type(obj).__module__.startswith("avalanche_amnesia.")):
             raise  # errors of this package already name their source
-        kind, place = type(thing).__name__, place_of.get(id(thing))
+        kind, place = type(obj).__name__, place_of.get(id(obj))
         code, mend = f"{kind}.{event}", "Mend it"
         if purged is not None:
             code, mend = f"the purger of {kind}", f"Mend it and register it again (@register_purger({kind}))"

@@ -3,7 +3,7 @@
 Such an open part may remember anything, which is not visible from outside. So it is only named, never run, searched
 or changed: only objects of closed classes (of these packages) are searched. A network's modules count as closed,
 because their tensors, plain attributes, arrays and functions are compared between trainings (:func:`attributes_of`),
-and so is what the code of their classes reads elsewhere, such as global variables (:func:`_read_by`).
+and so is what the code of their classes reads elsewhere, such as global variables (:func:`_values_read_by`).
 """
 
 import dis
@@ -38,7 +38,7 @@ from torch.utils import _python_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, is_of
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_from, is_frozen
 from avalanche_amnesia.strategy import Strategy
 
 _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", "pybind11_builtins"}
@@ -87,19 +87,19 @@ _OPERATORS = ("aten", "prims", "torchvision", "amnesia")  # namespaces of closed
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def is_closed(thing: Any) -> bool:
+def is_closed(obj: Any) -> bool:
     """Return True if a class or function is defined in a closed package: torch, Avalanche, numpy, Python's library …"""
-    return all(map(_is_closed, _modules_of(thing)))
+    return all(map(_is_closed, _modules_of(obj)))
 
 
-def _modules_of(thing: Any) -> tuple[str, ...]:
+def _modules_of(obj: Any) -> tuple[str, ...]:
     """Return the module's name of a class, function or object; of a function also the one that it is compiled in."""
-    own = str(getattr(thing, "__module__", None))  # functools.wraps copies it from the function that it replaces
-    if not isinstance(thing, FunctionType):
+    own = str(getattr(obj, "__module__", None))  # functools.wraps copies it from the function that it replaces
+    if not isinstance(obj, FunctionType):
         return (own,)
-    inside, file = str(thing.__globals__.get("__name__")), thing.__code__.co_filename
+    inside, file = str(obj.__globals__.get("__name__")), obj.__code__.co_filename
     # Data classes generate methods from text.
-    return own, inside if file.startswith(_FILES) or (file == "<string>" and thing.__name__[:2] == "__") else "__main__"
+    return own, inside if file.startswith(_FILES) or (file == "<string>" and obj.__name__[:2] == "__") else "__main__"
 
 
 @lru_cache(None)
@@ -116,9 +116,9 @@ def _is_pure(function: Any) -> bool:
     return package in _PURE.split() and function not in _READING.values() and not _IMPURE.search(function.__qualname__)
 
 
-def is_installed(thing: Any) -> bool:
+def is_installed(obj: Any) -> bool:
     """Return True if a class or function is defined in an installed package, also in Python's library."""
-    return all(map(_is_installed, _modules_of(thing)))
+    return all(map(_is_installed, _modules_of(obj)))
 
 
 @lru_cache(None)
@@ -134,12 +134,12 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     users = [base for base in type(strategy).__mro__ if not is_closed(base)]
     found = [f"{name} of {base.__name__}" for base in users for name in vars(base) if name not in _NO_PARTS]
     plugins = [*strategy.plugins, *(p for of in ("metrics", "loggers") for p in getattr(strategy.evaluator, of, ()))]
-    found += (_name(plugin) for plugin in plugins if not is_closed(type(plugin)))
-    found += [*_of_plugins(strategy), *_of_modules(model)]
-    found += [] if is_closed(type(optimizer)) else [f"the optimizer {_name(optimizer)}"]
+    found += (_part_name(plugin) for plugin in plugins if not is_closed(type(plugin)))
+    found += [*_open_in_plugins(strategy), *_open_in_modules(model)]
+    found += [] if is_closed(type(optimizer)) else [f"the optimizer {_part_name(optimizer)}"]
     found += (f"the loss {name}" for name in open_in([strategy._criterion]))
     found += (f"{name} in the data" for name in open_in([strategy.experience], data))
-    found += (f"{name} in the data, changed" for name in _changed(data.values()))
+    found += (f"{name} in the data, changed" for name in _changed_data(data.values()))
     found += (f"{name} given to train" for name in open_in([options]))
     weights = (*model.parameters(), *model.buffers(), optimizer.param_groups, optimizer.state)
     found += (f"{name} in the model or optimizer" for name in open_in(weights))
@@ -147,11 +147,11 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     everywhere = (vars(nn.modules.module) | vars(torch_optimizer)).items()
     hooked = [*hooks_of(strategy), *((name, hooks) for name, hooks in everywhere if name.startswith("_global"))]
     found += (f"{place} ({name})" for place, hooks in hooked for name in open_in([hooks]))
-    reporting = [*plugins, *_inside(plugins, strategy)]
-    found += (_name(p) for p in reporting if not is_installed(p if isinstance(p, _FUNCTIONS) else type(p)))
-    new = ((of, name, value) for of in (strategy, *reporting) for name, value in replaced(of).items())
+    reporting = [*plugins, *_objects_inside(plugins, strategy)]
+    found += (_part_name(p) for p in reporting if not is_installed(p if isinstance(p, _FUNCTIONS) else type(p)))
+    new = ((of, name, value) for of in (strategy, *reporting) for name, value in replaced_methods(of).items())
     found += (f"{n} of {type(of).__name__} ({part})" for of, n, value in new for part in open_in([value], {id(of): of}))
-    found += (f"the kernel {name}" for name in _kernels(frozenset(getattr(torch.library, "_impls", ()))))
+    found += (f"the kernel {name}" for name in _replaced_kernels(frozenset(getattr(torch.library, "_impls", ()))))
     met = [part for part in data.values() if not isinstance(part, LEAVES)]
     found += (f"{name} of {place} ({part})" for place, name, part, _ in patches(strategy, [*reporting, *met]))
     return tuple(dict.fromkeys(found))
@@ -180,40 +180,40 @@ def _patchable(n_modules: int) -> list[Any]:
 _PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  # → values when last searched, patches
 
 
-def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
+def _patches(owner: type | ModuleType) -> list[tuple[str, str]]:
     """Return (name, replacement's name) of each attribute of a closed class or module that user code replaced."""
-    values, (before, found) = [*vars(place).values()], _PLACES.get(place, ([], []))
+    values, (before, found) = [*vars(owner).values()], _PLACES.get(owner, ([], []))
     if len(values) == len(before) and all(map(is_, values, before)):
         return found
-    _PLACES[place] = values, found = values, []
-    for name, value in zip(vars(place), values, strict=True):
+    _PLACES[owner] = values, found = values, []
+    for name, value in zip(vars(owner), values, strict=True):
         imported = isinstance(value, ModuleType) or (isinstance(value, type) and is_installed(value))
         imported |= isinstance(value, BuiltinFunctionType) or not (callable(value) or hasattr(type(value), "__get__"))
         # Other modules than torch's import code of others: a patch there is a user's function or object.
-        others = isinstance(place, ModuleType) and not place.__name__.startswith("torch")
+        others = isinstance(owner, ModuleType) and not owner.__name__.startswith("torch")
         imported |= others and not isinstance(value, partial) and is_installed(value)
         if part := None if imported else next(open_in([value]), None):
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
-            replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
+            replaces = isinstance(owner, ModuleType) or any(hasattr(base, name) for base in owner.__bases__)
             source = f"def {name}("  # counts as replaced without a source to read
             with suppress(OSError, TypeError):
-                source = inspect.getsource(place)
+                source = inspect.getsource(owner)
             if replaces or f"def {name}(" in source:
                 found.append((name, part))
     return found
 
 
-def _inside(plugins: Iterable[Any], strategy: Strategy) -> list[Any]:
+def _objects_inside(plugins: Iterable[Any], strategy: Strategy) -> list[Any]:
     """Return all objects inside the plugins, metrics and loggers that other packages define."""
     outside = (strategy, strategy.evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
     seen = {id(each): each for each in (*outside, *(s for s in (sys.stdout, sys.stderr) if is_installed(s)))}
     n_outside = len(seen)
-    deque(open_in((part for part in plugins if not is_of(type(part), "avalanche_amnesia")), seen), maxlen=0)
+    deque(open_in((part for part in plugins if not is_from(type(part), "avalanche_amnesia")), seen), maxlen=0)
     return list(seen.values())[n_outside:]
 
 
 @lru_cache(1)
-def _kernels(names: frozenset[str]) -> list[str]:
+def _replaced_kernels(names: frozenset[str]) -> list[str]:
     """Return the torch operators in ``names`` whose kernels user code has replaced; torch lists them only privately."""
     dump, found = getattr(torch._C, "_dispatch_dump", lambda operator: ""), []
     for name in [name for name in names if name.startswith("aten/") and not name.endswith("/Meta")]:  # only shapes
@@ -237,21 +237,21 @@ def interceptors() -> list[Any]:
 _SEEN: Any = WeakIdKeyDictionary()  # part of the data → its texts at the first steps of trainings here
 
 
-def _changed(met: Iterable[Any]) -> Iterator[str]:
-    """Yield names of tensors, data sets, closed transforms in ``met`` that changed since their first use here."""
-    wholes = [each._base if isinstance(each, Tensor) and each._base is not None else each for each in met]
+def _changed_data(parts: Iterable[Any]) -> Iterator[str]:
+    """Yield names of tensors, data sets, closed transforms in ``parts`` that changed since their first use here."""
+    wholes = [each._base if isinstance(each, Tensor) and each._base is not None else each for each in parts]
     for each in {id(whole): whole for whole in wholes}.values():
-        of_avalanche = is_of(type(each), "avalanche", "avalanche_amnesia")  # which fills caches, and keeps modes
+        of_avalanche = is_from(type(each), "avalanche", "avalanche_amnesia")  # which fills caches, and keeps modes
         if of_avalanche or not is_closed(type(each)) or isinstance(each, _UNCHANGED):
             continue
         with suppress(TypeError):  # of an object without weak references
             texts = _SEEN.setdefault(each, set())
-            texts.add(str([_glance(each, 2**30), *((name, _glance(value)) for name, value in _attributes(each))]))
+            texts.add(str([_excerpt(each, 2**30), *((name, _excerpt(value)) for name, value in _attributes(each))]))
             if len(texts) > 1:
-                yield _name(each)
+                yield _part_name(each)
 
 
-def _glance(value: Any, nbytes: int = 0) -> str:
+def _excerpt(value: Any, nbytes: int = 0) -> str:
     """Return text that shows most changes of data: of tensors and arrays over ``nbytes``, it reads some entries."""
     if isinstance(value, (Tensor, np.ndarray)):
         flat = value.detach().reshape(-1) if isinstance(value, Tensor) else value.reshape(-1)
@@ -263,7 +263,7 @@ def _glance(value: Any, nbytes: int = 0) -> str:
         with suppress(ValueError):  # of entries that are no plain values or arrays
             return hash_with_files(value)
         entries = [*(value.values() if isinstance(value, dict) else value)]
-        return str([*map(_glance, entries[:: len(entries) // LONG + 1])])
+        return str([*map(_excerpt, entries[:: len(entries) // LONG + 1])])
     return as_text(value) if _is_plain(value) else f"{type(value).__qualname__} {id(value)}"
 
 
@@ -274,13 +274,13 @@ def hash_with_files(values: Any, most: int = 10_000) -> str:
     return blake3(marshal.dumps([values, [(file.st_size, file.st_mtime_ns) for file in files]], 2)).hexdigest()
 
 
-def replaced(thing: Any) -> dict[str, Any]:
+def replaced_methods(obj: Any) -> dict[str, Any]:
     """Return name → value of the attributes of an object that replace its methods."""
-    held = getattr(thing, "__dict__", {}).items()
-    return {name: value for name, value in held if callable(value) and callable(getattr(type(thing), name, None))}
+    held = getattr(obj, "__dict__", {}).items()
+    return {name: value for name, value in held if callable(value) and callable(getattr(type(obj), name, None))}
 
 
-def _of_plugins(strategy: Strategy) -> Iterator[str]:
+def _open_in_plugins(strategy: Strategy) -> Iterator[str]:
     """Yield the names of Avalanche's plugins, and of user functions in the settings of this package's plugins."""
     for plugin in strategy.plugins:
         package, name = type(plugin).__module__.partition(".")[0], type(plugin).__name__
@@ -292,14 +292,14 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
             yield from (f"{part} in {name}" for part in open_in(settings, {id(strategy): strategy}))
 
 
-def _of_modules(model: nn.Module) -> Iterator[str]:
+def _open_in_modules(model: nn.Module) -> Iterator[str]:
     """Yield the names of user subclasses of this package's models, and of attributes without a comparable value."""
-    modules = [module for module in model.modules() if not is_of(type(module), "avalanche_amnesia")]
+    modules = [module for module in model.modules() if not is_from(type(module), "avalanche_amnesia")]
     # Attributes of the others change in every training, like those of their base classes.
-    yield from (_name(m) for m in model.modules() if m not in modules and not is_closed(type(m)))
+    yield from (_part_name(m) for m in model.modules() if m not in modules and not is_closed(type(m)))
     users = dict.fromkeys(type(module) for module in modules if not is_closed(type(module)))
     held = [(type(module), item) for module in modules for item in _attributes(module)]
-    held += [(user, item) for user in users for item in _read_by(user).items()]
+    held += [(user, item) for user in users for item in _values_read_by(user).items()]
     inside = {id(module) for module in model.modules()}
     for kind, (name, value) in held:
         if _is_leaf(value):
@@ -327,7 +327,7 @@ def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterato
         if _is_leaf(each):
             continue
         if isinstance(each, (*LEAVES, *CONTAINERS)) and not is_closed(type(each)):  # a subclass of a script
-            yield _name(each)
+            yield _part_name(each)
         if isinstance(each, np.ndarray):
             todo += each.ravel().tolist()
         elif isinstance(each, CONTAINERS):
@@ -342,9 +342,9 @@ def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterato
         elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType, partial, *WRAPPERS)):
             todo += (part for _, part in parts_of(each))
         elif isinstance(each, _DRAWING) or not is_closed(each if isinstance(each, _FUNCTIONS) else type(each)):
-            yield _name(each)
+            yield _part_name(each)
         elif isinstance(each, FunctionType):
-            todo += (value for _, value in _closure(each))
+            todo += (value for _, value in _closure_values(each))
         elif not isinstance(each, type):
             held = attributes(each)
             seeds = type(each).__module__.startswith("avalanche_amnesia.")  # its own generators, from (seed, task)
@@ -358,13 +358,13 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, LEAVES) and is_closed(type(value)) and getattr(value, "dtype", None) != np.dtype(object)
 
 
-def _name(thing: Any) -> str:
+def _part_name(obj: Any) -> str:
     """Return the name of an open part: class of an object, or name, file and line of a function."""
-    if not isinstance(thing, FunctionType):
-        kind = thing if isinstance(thing, type) else type(thing)
+    if not isinstance(obj, FunctionType):
+        kind = obj if isinstance(obj, type) else type(obj)
         return f"{kind.__module__}.{kind.__qualname__}"
-    code = thing.__code__
-    return f"{thing.__name__.strip('<>')} at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
+    code = obj.__code__
+    return f"{obj.__name__.strip('<>')} at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
 
 
 def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
@@ -375,7 +375,7 @@ def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
         held: dict[str, Any] = dict(getattr(part, "__dict__", {}))
         held |= {name: getattr(part, name) for name in _HOOKS_OF_PARAMETERS if isinstance(part, Tensor)}
         hooks = {n: [*v.values()] for n, v in held.items() if n.endswith("_hooks") and isinstance(v, dict) and v}
-        hooks |= {name: [value] for name, value in replaced(part).items()}
+        hooks |= {name: [value] for name, value in replaced_methods(part).items()}
         yield from ((f"{path}.{name}", found) for name, found in hooks.items())
 
 
@@ -390,20 +390,20 @@ def attributes_of(strategy: Strategy) -> Attributes:
     modules = list(criterion.named_modules(prefix="criterion")) if isinstance(criterion, nn.Module) else []
     found: Attributes = {}
     for kind in dict.fromkeys(map(type, strategy.model.modules())):
-        found[f"code of {kind.__name__}"] = {name: as_text(value) for name, value in _read_by(kind).items()}
+        found[f"code of {kind.__name__}"] = {name: as_text(value) for name, value in _values_read_by(kind).items()}
     found["torch"] = torch_settings()
-    for path, thing in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
-        if isinstance(thing, (*_FUNCTIONS, partial)):
-            found[path] = {"function": as_text(thing)}
-        elif not is_of(type(thing), "avalanche_amnesia"):
-            is_loss = path.startswith("criterion") and isinstance(thing, nn.Module)  # the model's are what tasks train
-            own = [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)] if is_loss else []
-            found[path] = {name: as_text(value) for name, value in (*_attributes(thing), *own)}
+    for path, obj in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
+        if isinstance(obj, (*_FUNCTIONS, partial)):
+            found[path] = {"function": as_text(obj)}
+        elif not is_from(type(obj), "avalanche_amnesia"):
+            is_loss = path.startswith("criterion") and isinstance(obj, nn.Module)  # the model's are what tasks train
+            own = [*obj.named_parameters(recurse=False), *obj.named_buffers(recurse=False)] if is_loss else []
+            found[path] = {name: as_text(value) for name, value in (*_attributes(obj), *own)}
             if path.startswith("model.backbone"):  # heads of finished tasks are frozen
-                found[path]["requires_grad"] = str([p.requires_grad for p in thing.parameters(recurse=False)])
+                found[path]["requires_grad"] = str([p.requires_grad for p in obj.parameters(recurse=False)])
             if path.startswith(("model.backbone", "criterion")):
-                inner = thing.named_children() if isinstance(thing, nn.Module) else ()
-                found[path]["class"] = str([as_text(type(thing)), *((name, as_text(type(m))) for name, m in inner)])
+                inner = obj.named_children() if isinstance(obj, nn.Module) else ()
+                found[path]["class"] = str([as_text(type(obj)), *((name, as_text(type(m))) for name, m in inner)])
     return found
 
 
@@ -425,7 +425,7 @@ def changed_attributes(before: Attributes, now: Attributes) -> str:
     return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _read_by(kind: type) -> dict[str, Any]:
+def _values_read_by(kind: type) -> dict[str, Any]:
     """Return name → value of globals, closures, defaults, class attributes that a user's module class reads."""
     bases = (*kind.__mro__, *inspect.getmro(type(kind)))
     closed = [base for base in bases if is_installed(base)]
@@ -462,7 +462,7 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
     elif is_plain:
         defaults = dict(enumerate(code.__defaults__ or ())) | (code.__kwdefaults__ or {})
         todo = [(f".default[{name}]", value) for name, value in defaults.items()]
-        todo += [(f".<closure>.{name}", value) for name, value in _closure(code)]
+        todo += [(f".<closure>.{name}", value) for name, value in _closure_values(code)]
         names, attributes = _names_in(code.__code__)
         inside = _READING | code.__globals__
         package = inside.get("__package__")  # of a relative import
@@ -481,7 +481,7 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
                 todo += ((f"{place}.{at}", part) for at, part in read if is_module or _is_plain(part))
 
 
-def _closure(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _closure_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each variable in the closure of a function."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a name that the outer function has not bound yet
@@ -498,15 +498,15 @@ def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
     return found, names
 
 
-def attributes(thing: Any) -> dict[str, Any]:
+def attributes(obj: Any) -> dict[str, Any]:
     """Return name → value of an object's attributes, also of those in slots."""
-    state: Any = object.__getstate__(thing)  # a tuple if the class has slots
-    return {**getattr(thing, "__dict__", {}), **(state[1] if isinstance(state, tuple) else {})}
+    state: Any = object.__getstate__(obj)  # a tuple if the class has slots
+    return {**getattr(obj, "__dict__", {}), **(state[1] if isinstance(state, tuple) else {})}
 
 
-def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    left_out = Tensor if isinstance(thing, nn.Module) and is_closed(type(thing)) else ()  # torch computes them there
-    return [(n, v) for n, v in attributes(thing).items() if n not in _OF_EVERY_MODULE and not isinstance(v, left_out)]
+def _attributes(obj: Any) -> list[tuple[str, Any]]:
+    left_out = Tensor if isinstance(obj, nn.Module) and is_closed(type(obj)) else ()  # torch computes them there
+    return [(n, v) for n, v in attributes(obj).items() if n not in _OF_EVERY_MODULE and not isinstance(v, left_out)]
 
 
 def as_text(value: Any) -> str:

@@ -27,9 +27,9 @@ from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.processes import n_processes
-from avalanche_amnesia.saving.encoding import Apart
+from avalanche_amnesia.saving.encoding import OwnFile
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
-from avalanche_amnesia.saving.values import checked, made
+from avalanche_amnesia.saving.values import checked, create
 from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning import assumptions
@@ -39,7 +39,7 @@ from avalanche_amnesia.unlearning.purging.purgers import purger_of
 _PLAIN = (bool, int, float, str, type(None))
 _OF_EVALUATION = ("eval_streams",)
 """Names of arguments of ``train`` that the result of a training does not depend on."""
-TRAINED_HERE: set[str] = set()
+TRAINED_DATA: set[str] = set()
 """Task and fingerprint of labels (as text) of each training in this process, or in a process that started it."""
 
 
@@ -64,7 +64,7 @@ class Circumstances:
 class Claims:
     """Log of every training's settings and of the tasks that could influence it, to derive the claims of unlearnings.
 
-    ``company``: data that user code may remember, the union of :data:`TRAINED_HERE` in all processes that trained.
+    ``company``: data that user code may remember, the union of :data:`TRAINED_DATA` in all processes that trained.
     """
 
     influences: frozenset[int] = frozenset()
@@ -77,28 +77,28 @@ class Claims:
 
     def state(self) -> dict[str, Any]:
         """Return the log as a dict to save."""
-        trainings = {task: Apart(dict(vars(training))) for task, training in self._trainings.items()}
+        trainings = {task: OwnFile(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
 
     def load_state(self, state: Any) -> None:
         """Restore the log from a state that :meth:`state` returned."""
         new = Claims(*checked(state, **get_type_hints(Claims) | {"_trainings": dict[int, dict], "_first": dict | None}))
-        new._trainings = {task: made(Circumstances, held) for task, held in new._trainings.items()}
-        new._first = None if new._first is None else made(Circumstances, new._first)
+        new._trainings = {task: create(Circumstances, held) for task, held in new._trainings.items()}
+        new._first = None if new._first is None else create(Circumstances, new._first)
         vars(self).update(vars(new))
 
     # A training -----------------------------------------------------------------------------------------------
 
-    def look_before_training(self, model: nn.Module) -> None:
+    def note_changed_tensors(self, model: nn.Module) -> None:
         """Store the names of tensors changed since the last training, before plugins prepare the next training."""
-        self.changed = self.tampered(model_hashes(model))
+        self.changed = self.tampered_tensors(model_hashes(model))
 
-    def begin(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
+    def begin_training(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
         """Record which remaining tasks can influence this training. Return the log of trainings of remaining tasks."""
-        self.influences = _seen_by_training(strategy, ledger)
-        TRAINED_HERE.add(data_known(strategy.experience))
-        self.company |= TRAINED_HERE
+        self.influences = _influencing_tasks(strategy, ledger)
+        TRAINED_DATA.add(data_fingerprint(strategy.experience))
+        self.company |= TRAINED_DATA
         return {task: held for task, held in self._trainings.items() if task in ledger.remaining}
 
     def first_step(self, strategy: Strategy, task: int, options: dict[str, Any], earlier: Circumstances | None) -> None:
@@ -110,18 +110,18 @@ class Claims:
         attributes, rests_on = assumptions.attributes_of(strategy), assumptions.open_parts(strategy, options)
         new = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
         if earlier is not None:  # another part of the task: a fault of any part is a fault of the task
-            faults = (*earlier.faults, *faults, *self._unlike({task: new}, strategy))
+            faults = (*earlier.faults, *faults, *self._differing_trainings({task: new}, strategy))
             new = replace(earlier, faults=faults, rests_on=tuple(dict.fromkeys((*earlier.rests_on, *rests_on))))
         self._trainings = {**self._trainings, task: new}
         self._first = self._trainings[task] if self._first is None else self._first
 
-    def loaded(self, strategy: Strategy) -> None:
-        """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
+    def note_loaded_data(self, strategy: Strategy) -> None:
+        """Record that this process may know all trained data, if a user's plugin loaded a state."""
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
-            TRAINED_HERE.update(self.company)
+            TRAINED_DATA.update(self.company)
 
-    def abandon(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
+    def restore_log(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
         """Restore the log ``before`` an aborted training (None: not begun). ``first``: no training has finished yet."""
         self.influences = frozenset()
         self._trainings = self._trainings if before is None else before
@@ -129,7 +129,7 @@ class Claims:
         if self._hashes is None:  # tasks were unlearned during this training, and stay unlearned
             self._hashes = model_hashes(model)
 
-    def end(self, task: int, strategy: Strategy, forgotten: Collection[int]) -> None:
+    def end_training(self, task: int, strategy: Strategy, forgotten: Collection[int]) -> None:
         """Record the end of a task's training: attributes that changed during the training, and the model's hashes."""
         training = self._trainings.get(task)
         if training is not None:
@@ -142,12 +142,12 @@ class Claims:
         self.influences = frozenset()
         self._hashes = model_hashes(strategy.model)
 
-    def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
+    def record_unlearning(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
         """Record an unlearning: the remaining tasks that could see an unlearned task, and the model's new hashes."""
         left = dict(hashes) if context.in_training is None else None
         change.set(self, tainted=self.tainted_without(context.tasks, context.ledger), _hashes=left)
 
-    def training(self, task: int) -> Circumstances:
+    def training_of(self, task: int) -> Circumstances:
         """Return the :class:`Circumstances` (settings, plugins, …) of a task's last training."""
         return self._trainings[task]
 
@@ -178,7 +178,7 @@ class Claims:
 
     # Reasons and claim ----------------------------------------------------------------------------------------
 
-    def tampered(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
+    def tampered_tensors(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
         """Return the names of tensors that changed, appeared or vanished since the last training or unlearning."""
         left = {} if in_training or self._hashes is None else self._hashes
         names = {*left, *hashes} if left else ()
@@ -193,46 +193,46 @@ class Claims:
         """Return the reasons why the model may differ from a run without the unlearned tasks; empty if it is equal."""
         strategy, ledger, in_training = context.strategy, context.ledger, context.in_training
         gone, remaining = set(context.tasks), context.remaining
-        found, trained = self.faults(strategy), self._involved(context)
+        found, trained = self.faults(strategy), self._trainings_involved(context)
         found += [fault for circumstances in trained.values() for fault in circumstances.faults]
-        found += self._unlike(trained, strategy)
+        found += self._differing_trainings(trained, strategy)
         for task in remaining:
             beside = sorted(ledger.saw(task) & gone)
             if beside:
-                found.append(f"task {task} was trained beside {_listed(beside)}")
+                found.append(f"task {task} may have learned from {_as_text(beside)}")
             elif task in self.tainted:
-                found.append(f"task {task} was trained beside a task that was unlearned before")
+                found.append(f"task {task} may have learned from a task that was unlearned before")
         if in_training is not None and self.influences & gone:
-            seen = _listed(sorted(self.influences & gone))
+            seen = _as_text(sorted(self.influences & gone))
             found.append(f"task {in_training}, which is in training, could see {seen}")
         if context.removal.shared:
-            found.append(f"entries of {len(context.removal.shared)} tensors stay, because remaining tasks read them")
+            found.append(f"entries of {len(context.removal.shared)} tensors remain, because remaining tasks use them")
         if context.shared_state:
-            found.append(f"tensors {sorted(context.shared_state)} beside the parameters are shared by all tasks")
+            found.append(f"tensors {sorted(context.shared_state)}, no parameters, are shared by all tasks")
         if context.unrecorded:
-            found.append(f"{_listed(sorted(context.unrecorded))} came with the model, and nothing is recorded of them")
+            found.append(f"{_as_text(sorted(context.unrecorded))} came with the model, and nothing is recorded of them")
         if tampered:
             words = "were changed by something else than trainings and unlearnings here"
             found.append(f"tensors {sorted(tampered)} {words}")
         return tuple(dict.fromkeys(found))
 
-    def _involved(self, context: UnlearningContext) -> dict[int, Circumstances]:
+    def _trainings_involved(self, context: UnlearningContext) -> dict[int, Circumstances]:
         """Return task → :class:`Circumstances` of its training, for remaining tasks and the task in training."""
         in_training = [] if context.in_training is None else [context.in_training]
         return {task: self._trainings[task] for task in (*context.remaining, *in_training) if task in self._trainings}
 
-    def decided(self, context: UnlearningContext, reasons: tuple[str, ...]) -> dict[str, Any]:
+    def claim_fields(self, context: UnlearningContext, reasons: tuple[str, ...]) -> dict[str, Any]:
         """Return the fields of a plan that state the claim: ``claim``, ``reasons`` and ``rests_on``."""
-        involved = self._involved(context)
+        involved = self._trainings_involved(context)
         named = (part for each in involved.values() for part in each.rests_on)
         others = {task: held for task, held in self._trainings.items() if task not in involved}
         # Code that changes settings between tasks may act differently if a task is missing.
-        changes = (f"the code around train: {change}" for change in self._unlike(others, context.strategy))
+        changes = (f"the code around train: {change}" for change in self._differing_trainings(others, context.strategy))
         parts = tuple(dict.fromkeys((*named, *changes)))
         claim: Claim = "approximate" if reasons else "conditional" if parts else "exact"
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
-    def decided_beside(self, context: UnlearningContext, first: Circumstances) -> dict[str, Any]:
+    def fields_after_retraining(self, context: UnlearningContext, first: Circumstances) -> dict[str, Any]:
         """Return ``claim``, ``reasons`` and ``rests_on`` for a task that is retrained without some samples.
 
         ``first`` are the settings of the task's first training.
@@ -242,14 +242,14 @@ class Claims:
         found = [*context.plan.reasons, *self.reasons(trained_again, ())]
         if self._trainings[task].place != first.place:
             found.append(f"task {task} has other weights, or reads other tasks, than at first")
-        return self.decided(trained_again, tuple(dict.fromkeys(found)))
+        return self.claim_fields(trained_again, tuple(dict.fromkeys(found)))
 
     def assume(self, task: int, part: str, change: Transaction) -> None:
         """Add ``part`` to the assumptions of the task's claims, until the task is trained again or unlearned."""
         held = self._trainings[task]
         change.set(self, _trainings={**self._trainings, task: replace(held, rests_on=(*held.rests_on, part))})
 
-    def criterion_learned(self, strategy: Strategy) -> bool:
+    def has_criterion_changed(self, strategy: Strategy) -> bool:
         """Return True if the attributes of the criterion differ from those at the first training."""
         held = assumptions.attributes_of(strategy).items()
         now = {path: value for path, value in held if path.startswith("criterion")}
@@ -271,24 +271,24 @@ class Claims:
                 found.append(f"plugin {type(plugin).__name__} keeps state from task to task")
         return found
 
-    def _unlike(self, trained: Mapping[int, Circumstances], strategy: Strategy) -> list[str]:
+    def _differing_trainings(self, trained: Mapping[int, Circumstances], strategy: Strategy) -> list[str]:
         """Return texts about how trainings differ from the first one in settings, plugins and modules' attributes."""
         if self._first is None:
             return []
         first, found = self._first, []
-        other = [task for task, here in trained.items() if _settings_in(here) != _settings_in(first)]
+        other = [task for task, here in trained.items() if _comparable_settings(here) != _comparable_settings(first)]
         if other:
-            found.append(f"{_listed(other)} trained at other settings than the first task, or beside other plugins")
+            found.append(f"{_as_text(other)} trained with other settings or plugins than the first task")
         for task, here in trained.items():
             changed = assumptions.changed_attributes(first.attributes, here.attributes)
             if changed:
                 found.append(f"{changed} differed from the first task's when task {task} began")
         if _plugin_classes(strategy) != first.plugins:
-            found.append("the strategy has other plugins by now than when the first task was trained")
+            found.append("the strategy now has other plugins than at the first training")
         return found
 
 
-def _settings_in(training: Circumstances) -> tuple[Any, ...]:
+def _comparable_settings(training: Circumstances) -> tuple[Any, ...]:
     return training.settings, training.plugins, _learning_options(training)
 
 
@@ -296,12 +296,12 @@ def _learning_options(training: Circumstances) -> dict[str, Any]:
     return {name: value for name, value in training.options.items() if name not in _OF_EVALUATION}
 
 
-def data_known(experience: Any) -> str:
+def data_fingerprint(experience: Any) -> str:
     """Return the task label of an experience and the fingerprint of its labels, as text."""
     return f"{single_task(experience)}/{labels_fingerprint(experience)}"
 
 
-def _listed(tasks: Sequence[int]) -> str:
+def _as_text(tasks: Sequence[int]) -> str:
     return f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {list(tasks)}"
 
 
@@ -313,7 +313,7 @@ def _isolates(model: Any) -> bool:
     return isinstance(model, MultiHeadModel) and model.isolates
 
 
-def _seen_by_training(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
+def _influencing_tasks(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
     """Return the remaining tasks that can influence the current training, directly or through another task."""
     remaining = frozenset(ledger.remaining)
     if _isolates(strategy.model):

@@ -1,6 +1,6 @@
 """Interfaces of compensation and repair for remaining tasks that an unlearning affects."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -29,15 +29,15 @@ class Compensation(Protocol):
             unlearnable: tasks that may be requested from now on.
         """
 
-    def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Return True if the plugin can compensate a remaining task when the tasks in ``gone`` are unlearned."""
+    def covers(self, task: int, removed: Collection[int]) -> bool:
+        """Return True if the plugin can compensate a remaining task when the tasks in ``removed`` are unlearned."""
 
-    def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Compensate every remaining task that :meth:`covers` accepts, and delete all data of the tasks in ``gone``.
+    def compensate(self, model: Any, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
+        """Compensate every remaining task that :meth:`covers` accepts, and delete all data of the unlearned ``tasks``.
 
         Args:
             model: the strategy's model after the removal of the unlearned tasks' updates.
-            gone: all tasks of this unlearning.
+            tasks: all tasks of this unlearning.
             removal: the removed updates; the trajectory no longer contains them.
             change: transaction that registers the undo step of every change before it is made.
 
@@ -46,19 +46,19 @@ class Compensation(Protocol):
         """
 
 
-def compensates(thing: Any) -> TypeGuard[Compensation]:
+def is_compensation(obj: Any) -> TypeGuard[Compensation]:
     """Return True if the object's class implements :class:`Compensation`."""
-    return issubclass(type(thing), Compensation)  # isinstance would check every member of the object on each call
+    return issubclass(type(obj), Compensation)  # isinstance would check every member of the object on each call
 
 
-def revises(thing: Any) -> bool:
+def can_revise(obj: Any) -> bool:
     """Return True if the object is a compensation that also revises updates of remaining tasks (``BackupPlugin``)."""
-    return compensates(thing) and hasattr(type(thing), "revise")
+    return is_compensation(obj) and hasattr(type(obj), "revise")
 
 
-def repairs(thing: Any) -> bool:
+def is_repair(obj: Any) -> bool:
     """Return True if the object trains affected tasks on stored samples (``carry_out`` of ``RepairPlugin``)."""
-    return hasattr(type(thing), "carry_out")
+    return hasattr(type(obj), "carry_out")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FittedHead:
     columns: Tensor | None = None
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def replacements(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each tensor of the model that this head replaces, paired with the tensor's new value."""
         head = model.head(task)
         weight = head.get_parameter("weight").data

@@ -60,7 +60,7 @@ def fit_head(
     if n < len(mean):  # the best weights are sums of samples: one coordinate per sample gives the same logits
         basis, coordinates = torch.linalg.qr(some.T)
         some = coordinates.T.contiguous()
-    covariance = _lower_products(some) / few
+    covariance = _lower_gram(some) / few
     one = torch.eye(len(covariance)).to(covariance)
     # Contiguous matrices, so that every device adds in the same order.
     total = covariance.diagonal().contiguous().sum()
@@ -82,18 +82,18 @@ def fit_head(
         # From here on the gradient of certain samples stays constant, because it hardly changes any more.
         whole = _Loss(problem, rows, labels)
         _, errors = whole.errors(head)
-        unsure = largest(-(errors * whole.true).sum(0), SURE, n // 4)
+        unsure = largest_errors(-(errors * whole.true).sum(0), SURE, n // 4)
         rest = _Loss(problem, rows.index_select(0, unsure), labels[unsure], n)
-        rest.slope_of_others = whole.slope(errors.index_fill_(1, unsure, 0.0))
+        rest.slope_of_others = whole.gradient(errors.index_fill_(1, unsure, 0.0))
         head = search(rest, head, iterations)
-    weight, bias = problem.over_features(head)
+    weight, bias = problem.to_features(head)
     of_all = features.new_zeros(n_classes, features.shape[1]).index_copy_(1, there, weight)
     if not all(bool(value.isfinite().all()) for value in (of_all, bias)):
         raise FitError("what was fitted to the features is not finite")
     return of_all, bias[:, 0].contiguous()
 
 
-def _lower_products(rows: Tensor) -> Tensor:
+def _lower_gram(rows: Tensor) -> Tensor:
     """Return ``rowsᵀ rows`` with zeros above the diagonal blocks. Cholesky reads only the lower triangle."""
     turned = rows.T.contiguous()
     products = rows.new_zeros(len(turned), len(turned))
@@ -102,7 +102,7 @@ def _lower_products(rows: Tensor) -> Tensor:
     return products
 
 
-def largest(errors: Tensor, above: float, least: int) -> Tensor:
+def largest_errors(errors: Tensor, above: float, least: int) -> Tensor:
     """Return the positions of all errors of at least ``above``, or of the ``least`` largest errors if more."""
     if least >= len(errors):
         return torch.arange(len(errors), device=errors.device)
@@ -120,7 +120,7 @@ class _Problem:
     penalties: Tensor
     has_bias: bool
 
-    def over_features(self, head: Tensor) -> tuple[Tensor, Tensor]:
+    def to_features(self, head: Tensor) -> tuple[Tensor, Tensor]:
         """Convert a head to weight ``(classes, features)`` and bias ``(classes, 1)`` for features without whitening."""
         # Whitening the few weights instead of the many samples gives the same logits.
         weight = head[:, : len(self.whitening)].contiguous() @ self.whitening
@@ -142,7 +142,7 @@ class _Loss:
 
     def errors(self, head: Tensor) -> tuple[Tensor, Tensor]:
         """Return (mean cross-entropy of a head, probabilities minus one-hot labels ``(classes, samples)``)."""
-        weight, bias = self._problem.over_features(head)
+        weight, bias = self._problem.to_features(head)
         logits = torch.addmm(bias, weight, self._x)
         logits -= logits.amax(0)
         of_true = (logits * self.true).sum()
@@ -150,7 +150,7 @@ class _Loss:
         total = odds.sum(0)
         return (total.log().sum() - of_true) / self._counted, odds.div_(total).sub_(self.true)
 
-    def slope(self, errors: Tensor) -> Tensor:
+    def gradient(self, errors: Tensor) -> Tensor:
         """Return the gradient of the mean cross-entropy with respect to a head, from the result of :meth:`errors`."""
         of_bias = errors.sum(1, keepdim=True) / self._counted
         of_weight = torch.addmm(-of_bias * self._problem.mean, errors, self._rows, alpha=1 / self._counted) @ self._back
@@ -160,7 +160,7 @@ class _Loss:
         """Return (loss of a head with the penalty, gradient of this loss)."""
         loss, errors = self.errors(head)
         penalised = head * self._problem.penalties
-        slope = self.slope(errors) + penalised + self.slope_of_others
+        slope = self.gradient(errors) + penalised + self.slope_of_others
         return float(loss + (penalised / 2 * head + self.slope_of_others * head).sum()), slope
 
 

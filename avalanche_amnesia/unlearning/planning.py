@@ -10,34 +10,34 @@ from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.trajectory.removal import Readers, Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.undo_log import Updates
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
-from avalanche_amnesia.unlearning.compensation import revises
+from avalanche_amnesia.unlearning.compensation import can_revise
 from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters
 
 
-def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
+def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
     """Compute the removal and the plan of an unlearning, and store both in ``context``; change nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
     context.hashes = model_hashes(model)
-    tampered = claims.tampered(context.hashes, in_training=context.before is not None)
+    tampered = claims.tampered_tensors(context.hashes, in_training=context.before is not None)
     if strict and tampered:
         raise TamperedError(
             f"{context.event}: tensors {sorted(tampered)} were changed by something else than trainings and "
-            "unlearnings here; put them back, or leave strict out: the record then says approximate, and why"
+            "unlearnings here; restore them, or leave strict out: the record then says approximate, and why"
         )
     context.own_parameters = own_parameters(model, *tasks)
     repaired = {name for repair in trajectory.repairs for name in trajectory.logs[repair] if name in context.hashes}
-    context.parameters = _parameters(model, context.own_parameters | repaired)
+    context.parameters = _named_parameters(model, context.own_parameters | repaired)
     readers = _readers(context)
     # Compensations come before the removal: later updates are then replayed, and logged, after the revised ones.
-    revisions = _combined(c.revise(model, trajectory, tasks) for c in context.compensations if revises(c))
+    revisions = _merge_revisions(c.revise(model, trajectory, tasks) for c in context.compensations if can_revise(c))
     shared = {name: p.detach() for name, p in context.parameters.items() if name not in context.own_parameters}
     removal = context.removal = trajectory.remove(tasks, shared, context.before, readers, revisions)
     reasons = claims.reasons(context, tampered)
-    affected = _affected(context)
+    affected = _affected_tasks(context)
     compensated = (
         task for task in affected if task in revisions or any(c.covers(task, tasks) for c in context.compensations)
     )
@@ -47,12 +47,12 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
     context.plan = UnlearningPlan(
         tasks=tasks,
         event=context.event,
-        entries={name: len(removal.moved[name].now) for name in sorted(removal.moved)},
+        entries={name: len(removal.changed[name].now) for name in sorted(removal.changed)},
         removed=tuple(sorted(context.own_parameters.union(buffers))),
         affected=affected,
         compensated=tuple(compensated),
-        shared={name: _staying(context, name, stays) for name, stays in sorted(removal.shared.items())},
-        **claims.decided(context, reasons),
+        shared={name: _make_shared_entries(context, name, stays) for name, stays in sorted(removal.shared.items())},
+        **claims.claim_fields(context, reasons),
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin, _ in context.purgers),
         unpurged=tuple(type(plugin).__name__ for plugin in context.unknown),
@@ -61,7 +61,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
     )
 
 
-def _combined(several: Iterable[Revisions]) -> Revisions:
+def _merge_revisions(several: Iterable[Revisions]) -> Revisions:
     """Merge the revised updates of several compensations. Raise ValueError if two revise the same task and tensor."""
     result: dict[int, dict[str, Revision]] = {}
     for revisions in several:
@@ -76,24 +76,24 @@ def _combined(several: Iterable[Revisions]) -> Revisions:
     return result
 
 
-NOTHING_SHARED: Mapping[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
+NO_SHARED_CHANGE: Mapping[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
 """Fields of a plan that changes no shared entry."""
 
 
-def own_modules_only(context: UnlearningContext) -> None:
+def limit_to_own_modules(context: UnlearningContext) -> None:
     """Change the plan: remove only the tasks' heads and norm layers, change no shared entry (a control condition)."""
-    gone = set(context.tasks)
-    logs = {task: log for task, log in context.trajectory.logs.items() if task not in gone}
+    removed = set(context.tasks)
+    logs = {task: log for task, log in context.trajectory.logs.items() if task not in removed}
     # The removal is empty: the weights stay, and so do the old states that plugins store (anchors).
-    context.removal = Removal(context.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
-    reasons = ("obey='head': every entry that tasks share stays as it is",)
-    context.plan = replace(context.plan, claim="approximate", reasons=reasons, **NOTHING_SHARED)
+    context.removal = Removal(context.tasks, {}, {}, logs, {}, {task: Updates() for task in removed}, {})
+    reasons = ("obey='head': every entry that tasks share is unchanged",)
+    context.plan = replace(context.plan, claim="approximate", reasons=reasons, **NO_SHARED_CHANGE)
 
 
-def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
+def _named_parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
     """Return name → parameter: all parameters of the model, and those named in ``further``, of finished tasks."""
     learning = dict(model.named_parameters())
-    with whole(model):
+    with register_all(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 
@@ -107,19 +107,19 @@ def _readers(context: UnlearningContext) -> Readers:
     return {task: dict(model.entries_of(task)) for task in users}
 
 
-def _staying(context: UnlearningContext, name: str, stays: Tensor) -> SharedEntries:
+def _make_shared_entries(context: UnlearningContext, name: str, stays: Tensor) -> SharedEntries:
     model = cast(TaskMaskedModel, context.model)  # no other model shares entries
     return SharedEntries(int(stays.sum()), model.users_of({name: stays}, context.remaining))
 
 
-def _affected(context: UnlearningContext) -> tuple[int, ...]:
+def _affected_tasks(context: UnlearningContext) -> tuple[int, ...]:
     model, remaining, removal = context.model, context.remaining, context.removal
-    if not removal.moved:
+    if not removal.changed:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return remaining  # without masks every task uses every entry
-    users = model.users_of({name: moved.where for name, moved in removal.moved.items()}, remaining)
-    own = [name for name in removal.moved if not name.startswith("backbone.")]  # entries of removed repairs
+    users = model.users_of({name: moved.where for name, moved in removal.changed.items()}, remaining)
+    own = [name for name in removal.changed if not name.startswith("backbone.")]  # entries of removed repairs
     return tuple(
         task for task in remaining if task in users or (own and not own_parameters(model, task).isdisjoint(own))
     )

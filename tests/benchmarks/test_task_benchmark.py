@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, task_benchmark
 from avalanche_amnesia.benchmarks.data import targets_of
-from avalanche_amnesia.benchmarks.families import stratified
+from avalanche_amnesia.benchmarks.families import stratified_positions
 from avalanche_amnesia.contrib.streams.image_sets import Standardise
 
 
@@ -83,7 +83,7 @@ def test_samples_that_are_not_finite_are_found():
     for experience in task_benchmark((x, y), (x, y), [[0, 1], [1]]).train_stream:
         samples = experience.tensors[0]
         slow = (~samples.flatten(1).isfinite().all(1)).nonzero()[:, 0]
-        assert torch.equal(experience.samples.not_finite(), slow)
+        assert torch.equal(experience.samples.nonfinite_positions(), slow)
         assert len(slow)
 
 
@@ -200,9 +200,9 @@ def test_a_stream_depends_only_on_its_seed(make):
     again, other = make(seed=1, n_train=100, n_test=50), make(seed=2, n_train=100, n_test=50)
     assert torch.equal(torch.get_rng_state(), state)
     for name in ("train", "test"):
-        of_first, of_again, of_other = ([e.tensors for e in made.streams[name]] for made in (first, again, other))
-        assert same(of_first, of_again)
-        assert not same(of_first, of_other)
+        from_first, of_again, of_other = ([e.tensors for e in made.streams[name]] for made in (first, again, other))
+        assert same(from_first, of_again)
+        assert not same(from_first, of_other)
 
 
 def test_the_size_of_a_split_subset_counts_the_whole_stream():
@@ -243,7 +243,7 @@ def test_a_permutation_depends_only_on_seed_and_task():
 
 def test_a_stratified_choice_keeps_the_shares_of_unequal_classes():
     labels = torch.tensor([0] * 70 + [1] * 25 + [2] * 5)
-    index = stratified(labels, 20, seed=0, purpose="test")
+    index = stratified_positions(labels, 20, seed=0, purpose="test")
     assert len(set(index.tolist())) == 20
     assert torch.equal(index, index.sort().values)
     assert labels[index].bincount().tolist() == [14, 5, 1]

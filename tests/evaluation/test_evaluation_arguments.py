@@ -109,7 +109,7 @@ OTHERS = [
     (lambda: with_unlearning(SplitDigits(n_train=60), {}, [1], 3), "task 0: "),
     (lambda: with_unlearning(PLAIN, {}, [1]), "deadline=3 in the run, and deadl"),
     (lambda: with_unlearning(PLAIN, {}, deadline=3), "task 1: permanent=True in the run, and permanent=False there"),
-    (lambda: with_unlearning(PermutedDigits(2, **SIZES), {}, [1], 3), r"task 2 is none of theirs, \[0, 1\]"),
+    (lambda: with_unlearning(PermutedDigits(2, **SIZES), {}, [1], 3), r"task 2 is not among their tasks \[0, 1\]"),
 ]
 METRICS = {
     "jsd": lambda references: evaluation.jsd_metrics(references, noise_floor=()),

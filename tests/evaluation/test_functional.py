@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from avalanche_amnesia.benchmarks import SplitDigits
-from avalanche_amnesia.benchmarks.families import drawn
+from avalanche_amnesia.benchmarks.families import draw_positions
 from avalanche_amnesia.contrib.metrics import paired_test
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
 from avalanche_amnesia.contrib.metrics.mask_use import MAX_LAYERS, mask_overlap, masks_figure, owners
@@ -99,7 +99,7 @@ def test_a_linear_probe_equals_scikit_learn_on_whitened_features():
 
 def few_shots(labels, shots, seed):
     """Return the positions of a few samples of every class."""
-    return drawn(labels, dict.fromkeys(labels.unique().tolist(), shots), seed)
+    return draw_positions(labels, dict.fromkeys(labels.unique().tolist(), shots), seed)
 
 
 def test_shots_are_drawn_per_class_from_the_seed_alone():

@@ -12,7 +12,7 @@ from support.strategies import DIGITS, learn, quiet
 from torch import nn
 
 from avalanche_amnesia import UnlearningPlugin, evaluation, task_benchmark, with_unlearning
-from avalanche_amnesia.benchmarks.families import drawn
+from avalanche_amnesia.benchmarks.families import draw_positions
 from avalanche_amnesia.contrib.metrics import few_shot_metrics, membership_metrics, relapse_metrics
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
 from avalanche_amnesia.contrib.metrics.mask_use import mask_overlap, owners, owners_by_layer
@@ -151,7 +151,7 @@ def test_few_shots_are_the_same_samples_for_model_and_reference(finished):
         for task, got in values(results, f"FewShot4{suffix}", (0, 2)).items():
             mask = witness.kept[task][0]
             (x, y), (test_x, test_y) = DIGITS.train_stream[task].tensors, TEST[task].tensors
-            shots = drawn(y, dict.fromkeys(y.unique().tolist(), 4), derive_seed(0, "shots", task))
+            shots = draw_positions(y, dict.fromkeys(y.unique().tolist(), 4), derive_seed(0, "shots", task))
             assert y[shots].bincount().tolist() == [4, 4]
             train, test = features(model, x[shots], mask), features(model, test_x, mask)
             assert got == pytest.approx(few_shot_accuracy(train, y[shots], test, test_y))

@@ -128,7 +128,7 @@ class Remembers(SupervisedPlugin):
 def test_a_state_that_a_plugin_of_the_user_loads_may_hold_the_data(plugin, proved, tmp_path, monkeypatch):
     make, benchmark = partial(in_pools, plugins=[plugin()]), of_user(10**6)
     learn(make(), benchmark, [0, 1, 2]).save(tmp_path)
-    monkeypatch.setattr(claims, "TRAINED_HERE", set())  # as in a new process
+    monkeypatch.setattr(claims, "TRAINED_DATA", set())  # as in a new process
     strategy = make()
     load_state(strategy, tmp_path)
     strategy.unlearn([1], allow_unknown=True)

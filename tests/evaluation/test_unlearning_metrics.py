@@ -9,7 +9,7 @@ from support.strategies import learn, quiet
 from torch import nn
 
 from avalanche_amnesia import AmnesiacHAT, MaskedModel, evaluation
-from avalanche_amnesia.evaluation.probes import Probe, take_probe
+from avalanche_amnesia.evaluation.probes import Probe, copy_probe
 
 
 def test_there_is_no_ratio_to_a_floor_of_0(references):
@@ -44,7 +44,7 @@ def test_jsd_uses_the_norms_of_a_task():
     reference = deepcopy(model)
     strategy.train(BENCHMARK.train_stream[0])
     x, _ = TEST[0].tensors
-    probe = take_probe(model, 0)
+    probe = copy_probe(model, 0)
     model.eval()
     with torch.no_grad():
         seen = model.features(x, 0)

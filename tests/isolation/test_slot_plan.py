@@ -89,9 +89,9 @@ def test_a_repeated_task_keeps_its_slot():
         strategy = fresh(Pools.planned(again))
         for experience in again.train_stream:
             strategy.train(experience)
-    layout = StreamLayout.of(again.train_stream[3], None, deadline=1)
-    assert not layout.is_open(0, to=2)  # learned again just before
-    assert layout.is_open(1, to=2)
+    layout = StreamLayout.make(again.train_stream[3], None, deadline=1)
+    assert not layout.can_be_read(0, later=2)  # learned again just before
+    assert layout.can_be_read(1, later=2)
 
 
 def test_saved_slots_are_compared(tmp_path):

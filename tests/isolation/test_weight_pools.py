@@ -24,7 +24,7 @@ from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning
 from avalanche_amnesia.models import MLP
-from avalanche_amnesia.models.disjoint import Share
+from avalanche_amnesia.models.disjoint import Allocation
 from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.task_faults import MaskWarning
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -70,23 +70,23 @@ def disjoint(net="mlp", optimizer="adam", isolation=None, **options) -> Disjoint
 @given(st.integers(2, 40), st.integers(1, 90), st.integers(1, 12), st.integers(0, 2**62))
 def test_slots_divide_every_row_into_nearly_equal_shares(rows, n_in, slots, seed):
     shape = torch.Size([rows, n_in])
-    shares = [Share(seed, slots, slot) for slot in range(slots)]
+    shares = [Allocation(seed, slots, slot) for slot in range(slots)]
     if n_in < slots:
-        assert not shares[0].deals(shape)
+        assert not shares[0].can_partition(shape)
         return
-    dealt = torch.stack([share.owned("weight", shape) for share in shares])
+    dealt = torch.stack([share.own_entries("weight", shape) for share in shares])
     assert torch.equal(dealt.sum(0), torch.ones(shape, dtype=torch.int64))
     assert set(dealt.sum(2).unique().tolist()) <= {n_in // slots, math.ceil(n_in / slots)}
 
 
 def test_a_partition_depends_only_on_seed_and_name():
     shape = torch.Size([64, 50])
-    own = Share(1, 4, 2).owned("a", shape)
-    assert torch.equal(own, Share(1, 4, 2).owned("a", shape))
-    assert not torch.equal(own, Share(2, 4, 2).owned("a", shape))
-    assert not torch.equal(own, Share(1, 4, 2).owned("b", shape))
+    own = Allocation(1, 4, 2).own_entries("a", shape)
+    assert torch.equal(own, Allocation(1, 4, 2).own_entries("a", shape))
+    assert not torch.equal(own, Allocation(2, 4, 2).own_entries("a", shape))
+    assert not torch.equal(own, Allocation(1, 4, 2).own_entries("b", shape))
     # Saved states depend on these positions: they must never change.
-    assert Share(7, 3, 1).owned("layers.0.weight", torch.Size([3, 6])).nonzero().tolist() == FIRST
+    assert Allocation(7, 3, 1).own_entries("layers.0.weight", torch.Size([3, 6])).nonzero().tolist() == FIRST
 
 
 FIRST = [[0, 2], [0, 4], [1, 3], [1, 5], [2, 0], [2, 4]]
@@ -97,7 +97,7 @@ def test_a_share_starts_as_scaled_values_of_the_backbone():
     with pytest.warns(MaskWarning, match="weights with which it began"):
         strategy.train(STREAM.train_stream[0])
     model, given = strategy.model, strategy.model.backbone.layers[0].weight
-    mine = model.share(0).owned("layers.0.weight", given.shape)
+    mine = model.share(0).own_entries("layers.0.weight", given.shape)
     now = model.network(0).layers[0].weight
     assert torch.equal(now[~mine], torch.zeros_like(now[~mine]))
     torch.testing.assert_close(now[mine], given[mine] * (mine.numel() / int(mine.sum())) ** 0.5)
@@ -131,7 +131,7 @@ def test_later_tasks_read_a_permanent_task_and_never_change_it():
         strategy.train(REQUESTS.train_stream[3])
         assert model.share(3).reads == (2,)
         network, weight = model.network(3), model.backbone.layers[1].weight
-        theirs = model.share(2).owned("layers.1.weight", weight.shape)
+        theirs = model.share(2).own_entries("layers.1.weight", weight.shape)
         assert torch.equal(network.layers[1].weight[theirs], model.task_parts(2).tensors["layers.1.weight"])
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if ".2." in name)
 
@@ -140,7 +140,7 @@ def test_weights_outside_the_share_are_plus_zero_in_every_step():
     def look(strategy):
         model, task = strategy.model, strategy.experience.task_label
         weight = model.network(task).layers[0].weight.detach()
-        others = weight[~model.share(task).owned("layers.0.weight", weight.shape)]
+        others = weight[~model.share(task).own_entries("layers.0.weight", weight.shape)]
         assert not others.any()
         assert not others.signbit().any()
         seen.append(task)

@@ -81,8 +81,8 @@ UNLEARN = ["unlearn", "state", "--tasks", "1", "--factory", "train:make_strategy
 
 def test_a_state_is_unlearned_and_verified(run_folder, amnesia):
     printed = amnesia(*UNLEARN, "r.json", "--out", "after")
-    assert printed.startswith("Task 1 went out of after.\n")
-    assert "state is as it was and still holds all of it: delete it.\n" in printed
+    assert printed.startswith("Task 1: removed from after.\n")
+    assert "state is unchanged and still contains all of it: delete it.\n" in printed
     assert "Unlearned task 1 (after 3 trainings)" in printed
     assert UnlearningRecord.load("r.json").remaining == (0, 2)
     for state, as_left in (("after", True), ("state", False)):
@@ -131,7 +131,7 @@ def test_samples_and_classes_of_a_task_are_unlearned(run_folder, amnesia):
     printed = " ".join(amnesia(*PART, "part.json", *asked).split())
     record = UnlearningRecord.load("part.json")
     assert (record.task, record.plan.classes, record.claim, record.remaining) == (1, (1,), "exact", (0, 1, 2))
-    assert f"{len(record.plan.samples)} samples of task 1 (all of classes 1) went out of rest." in printed
+    assert f"{len(record.plan.samples)} samples of task 1 (all of classes 1): removed from rest." in printed
     assert "It equals, bit for bit, a state that never had any of it" in printed
     amnesia("verify", "part.json", "--state", "rest")
 
@@ -214,13 +214,13 @@ def test_a_plan_leaves_out_stored_states_and_its_count_is_right(tmp_path):
     store = RunStore(tmp_path)
 
     def plan():
-        return plan_paths(reference_paths(brief, BENCHMARK, store, ("full", "same")), store, beside=5)
+        return plan_paths(reference_paths(brief, BENCHMARK, store, ("full", "same")), store, further=5)
 
     # beside the main run's 5 tasks: full runs without a request, in which nothing is shared; references: 1; 1; 3; 3, 4
-    assert (plan().trainings, plan().there, plan().to_compute, plan().seconds) == (5 + 14 + 4, 0, 5 + 5 + 3, None)
+    assert (plan().trainings, plan().stored, plan().to_compute, plan().seconds) == (5 + 14 + 4, 0, 5 + 5 + 3, None)
     references = References(brief, BENCHMARK, store=store)
     references.reference([1])
-    assert plan().there == 1
+    assert plan().stored == 1
     assert plan().seconds > 0
     assert "1 are in the store" in str(plan())
     to_compute = plan().to_compute

@@ -62,7 +62,7 @@ def test_a_logger_writes_to_a_run_that_the_user_made(tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with wandb.init(dir=str(tmp_path), mode="offline", reinit="create_new") as run:
         refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
-            (lambda: WandBLogger(run, name="x", tags=["a"]), ValueError, "name, tags given beside run"),
+            (lambda: WandBLogger(run, name="x", tags=["a"]), ValueError, "name, tags given with run"),
             (lambda: WandBLogger(mode="ofline"), ValueError, "mode .*'online', 'offline', 'disabled', got 'ofline'"),
             (lambda: WandBLogger("run"), TypeError, "run is a str"),
             (lambda: WandBLogger(tags="digits", mode="offline"), TypeError, r"tags=\['digits'\]"),

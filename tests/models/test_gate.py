@@ -34,7 +34,7 @@ def test_no_unit_with_an_open_gate_is_left_out(steps):
     for scale, moved in steps:
         e[moved] = torch.randn((), generator=draw)
         exponent = scale * e
-        found.look(exponent)
+        found.update_selection(exponent)
         left_out = ~units_of(found, 12)
         assert bool((exponent[left_out] < -FAR).all())
         assert bool((exponent[left_out].sigmoid() <= SHUT).all())
@@ -43,14 +43,14 @@ def test_no_unit_with_an_open_gate_is_left_out(steps):
 def test_closed_units_are_left_out_at_the_next_look_and_return_at_once():
     e = torch.tensor([1.0, -1.0, -0.2, 0.3])
     found = computed()
-    found.look(200 * e)
+    found.update_selection(200 * e)
     assert units_of(found, 4).tolist() == [True, False, True, True]
     for _ in range(EVERY - 1):
-        found.look(500 * e)  # the third one as well by now
+        found.update_selection(500 * e)  # the third one as well by now
         assert not bool(units_of(found, 4)[1])
-    found.look(500 * e)
+    found.update_selection(500 * e)
     assert units_of(found, 4).tolist() == [True, False, False, True]
-    found.look(0.01 * e)
+    found.update_selection(0.01 * e)
     assert bool(units_of(found, 4).all())
 
 

@@ -17,8 +17,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from avalanche_amnesia.bits import pack_bits, unpack_bits
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, UnknownTaskError
 from avalanche_amnesia.models.mask_codes import decode_scores, encode_masks, encode_scores
-from avalanche_amnesia.models.task_store import whole
-from avalanche_amnesia.models.weight_choice import MovingTop, OpenSubnet, count_of_share, mark_by_sorting, mark_largest
+from avalanche_amnesia.models.task_store import register_all
+from avalanche_amnesia.models.weight_choice import OpenSubnet, TopTracker, count_of_share, mark_by_sorting, mark_largest
 from avalanche_amnesia.unit_graph import ModelError
 
 
@@ -97,7 +97,7 @@ def test_users_of_entries_are_the_tasks_that_read_them(name):
     model, _ = build("conv", (3, 1, 4), units) if name == "units" else build(name, (3, 1, 4))
     reads = {task: dict(model.entries_of(task)) for task in model.tasks}
     generator, found = torch.Generator().manual_seed(0), []
-    with whole(model):
+    with register_all(model):
         shapes = {n: p.shape for n, p in model.named_parameters()}
     for share in (0.0, 0.003, 0.05, 1.0):
         entries = {n: torch.rand(shape, generator=generator) < share for n, shape in shapes.items()}
@@ -212,7 +212,7 @@ def test_parameters_without_an_owner_and_wrong_options_are_refused_before_any_ch
 def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():
     model, x = build("conv", tasks=(5, 6, 7))
     names = set(model.state_dict())
-    with whole(model):
+    with register_all(model):
         announced = set(model.buffer_names([6])) | {n for n, _ in model.named_parameters() if ".6." in n}
     state = model.task_state()
     logits = model(x, 7)
@@ -274,7 +274,7 @@ def sifted(top, values):
 def test_a_threshold_finds_the_largest_magnitudes_from_any_first_guess(values, share, before, random):
     values = torch.tensor([value * random.choice([-1, 1]) for value in values])
     k = count_of_share(share, len(values))
-    top = MovingTop(len(values), k)
+    top = TopTracker(len(values), k)
     top.threshold = before or 0.0
     for _ in range(2):  # a guess that may be bad, then a good one
         top.update(values)
@@ -290,7 +290,7 @@ def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
     scores = torch.randn(model.n_weights, generator=generator)
     scores = (4 * scores).round() if ties else scores
     learned = nn.Parameter(scores.clone())
-    tops = [MovingTop(t.size, t.kept) for t in model.graph.layers.values()]
+    tops = [TopTracker(t.size, t.kept) for t in model.graph.layers.values()]
     by_marks = OpenSubnet(learned, weights, model.choose, model.straight_through)
     by_thresholds = OpenSubnet(learned, weights, model.choose, model.straight_through, tops)
     for step in range(3):
@@ -301,12 +301,12 @@ def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
             values = torch.randn(model.graph.layers[name].shape, generator=generator)
             values = values.contiguous(memory_format=layout) if values.dim() == 4 else values
             slow, fast = torch.empty(values.shape), torch.empty(values.shape)
-            by_marks.sift(layer, part, values, slow)
-            by_thresholds.sift(layer, part, values, fast)
+            by_marks.copy_chosen(layer, part, values, slow)
+            by_thresholds.copy_chosen(layer, part, values, fast)
             assert torch.equal(slow, fast)
             assert not (fast.signbit() & (fast == 0)).any()
             values = values.contiguous()
-            by_thresholds.sift(layer, part, values, values)  # in place
+            by_thresholds.copy_chosen(layer, part, values, values)  # in place
             assert torch.equal(slow, values)
         scores = scores + (1 if ties else 0.001) * torch.randn(len(scores), generator=generator).round(decimals=step)
 

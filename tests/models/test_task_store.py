@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD
 
 from avalanche_amnesia import HAT, MLP, WSN, MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.models.task_store import TaskModules, TaskTensors, whole
+from avalanche_amnesia.models.task_store import TaskModules, TaskTensors, register_all
 
 X = DIGITS.test_stream[0].tensors[0][:8]
 
@@ -48,7 +48,7 @@ def test_a_state_equals_that_of_a_model_of_submodules(name, monkeypatch):
     assert len(list(plain.modules())) > len(list(ours.modules()))
     assert_equal(ours.state_dict(), plain.state_dict())
     assert_equal(ours.eval()(X), plain.eval()(X))
-    with whole(ours):
+    with register_all(ours):
         assert [n for n, _ in ours.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 
@@ -59,7 +59,7 @@ def test_torch_lists_no_parameter_of_a_finished_task(name):
     assert not [n for n, _ in seen if any(f".{task}" in n for task in model.tasks) and not n.startswith("backbone.")]
     assert model.unfinished == ()
     model.train()
-    with whole(model):
+    with register_all(model):
         own = [part for task in model.tasks for part in model.heads[task].modules()]
     assert own
     parameters = [p for part in own for p in part.parameters(recurse=False)]
@@ -82,7 +82,7 @@ def test_a_whole_model_is_loaded_copied_pickled_and_moved(name):
         assert_equal(other.state_dict(), model.state_dict())
         assert_equal(other(X), expected)
         assert other.unfinished == ()
-        with torch.no_grad(), whole(other):
+        with torch.no_grad(), register_all(other):
             for parameter in other.parameters():
                 parameter.zero_()
     assert_equal(model(X), expected)
@@ -141,7 +141,7 @@ def test_finished_tasks_are_listed_only_inside_a_whole_block():
     assert modules["0"].weight.grad is None
     hidden = [name for name, _ in model.named_parameters()]
     assert hidden == ["modules_of.1.weight", "modules_of.1.bias"]
-    with whole(model), suppress(InterruptedError), whole(model):
+    with register_all(model), suppress(InterruptedError), register_all(model):
         assert next(name for name, _ in model.named_parameters()) == "modules_of.0.weight"
         assert [name for name, _ in model.named_buffers()][-1] == "tensors_of.0"
         raise InterruptedError

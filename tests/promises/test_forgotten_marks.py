@@ -12,7 +12,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.training import EVEN_BUDGET
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
@@ -46,7 +46,7 @@ class PrescribedUpdates(TrajectoryPlugin):
         own, use = own_parameters(model, task), entries_in_use(model, task)
         earlier = [entries_in_use(model, other) for other in model.masks if other != task]
         generator = torch.Generator().manual_seed(task)
-        with whole(model):
+        with register_all(model):
             parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
             if name in own:
@@ -100,7 +100,7 @@ def held(strategy) -> dict[object, Tensor]:
 
 def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseValues]:
     return {
-        name: SparseValues.of(torch.full(inside.shape, 2.0**-7 * (1 + self.task)), inside & use[name])
+        name: SparseValues.select(torch.full(inside.shape, 2.0**-7 * (1 + self.task)), inside & use[name])
         for name, inside in self.region.items()
     }
 

@@ -23,7 +23,7 @@ from support.strategies import DIGITS, brief, learn, quiet
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.saving.files import HEAD, STATE, part_of, read_state, replace_file, sealed, unsealed, write_state
+from avalanche_amnesia.saving.files import HEAD, STATE, part_of, read_state, replace_file, seal, unseal, write_state
 from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.host.states import load_state_of, state_of
 
@@ -141,7 +141,7 @@ def hostile(state: Path, folder: Path, number: int) -> None:
         write_state(folder, body, with_other_tensors(tensors, draw))
         return
     shutil.copytree(state, folder)
-    content = unsealed((state / STATE).read_bytes().decode(), **HEAD)
+    content = unseal((state / STATE).read_bytes().decode(), **HEAD)
     if kind == 5:
         group = draw.choice(sorted(content["parts"]))
         changed = broken_blob((state / content["parts"][group]).read_bytes(), draw)
@@ -152,7 +152,7 @@ def hostile(state: Path, folder: Path, number: int) -> None:
         content = mutated(content, draw)
     else:
         content["body"] = mutated(content["body"], draw)
-    (folder / STATE).write_text(sealed(content, **HEAD))
+    (folder / STATE).write_text(seal(content, **HEAD))
 
 
 def refusal(strategy: Any, folder: Path) -> str | None:

@@ -126,7 +126,7 @@ def test_after_an_interrupted_load_every_use_is_refused_until_a_state_is_loaded(
         load_state(strategy, state)
     monkeypatch.undo()
     assert refuses(strategy, tmp_path / "other")
-    with pytest.raises(StateError, match="holds no state"):  # a refused state makes nothing better
+    with pytest.raises(StateError, match="has no state"):  # a refused state makes nothing better
         load_state(strategy, tmp_path / "none")
     assert refuses(strategy, tmp_path / "other")
     load_state(strategy, state)

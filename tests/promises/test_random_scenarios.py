@@ -13,7 +13,7 @@ from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.trajectory.removal import Moved
+from avalanche_amnesia.trajectory.removal import ChangedEntries
 from avalanche_amnesia.unlearning import applying
 from avalanche_amnesia.unlearning.purging import purgers
 
@@ -26,9 +26,9 @@ STEPS = [
     (applying, "remove_task_modules"),
     (applying, "_purge_optimizer"),
     (applying, "model_hashes"),
-    (Moved, "take_out"),
+    (ChangedEntries, "remove_from"),
     (applying, "UnlearningRecord"),
-    (applying, "_hold_own"),
+    (applying, "_update_snapshot"),
     (CounterfactualPlugin, "compensate"),
     (purgers._PURGERS, EWCPlugin),
 ]
@@ -118,7 +118,7 @@ def test_promises_hold_after_every_event_of_a_random_life(kind, events, marked, 
 
 def test_an_unlearning_that_changes_nothing_breaks_a_promise(monkeypatch):
     """The control of the scenarios above, whose checks lie in support.scenario."""
-    monkeypatch.setattr(Moved, "take_out", lambda *_: None)
+    monkeypatch.setattr(ChangedEntries, "remove_from", lambda *_: None)
     kind = KINDS["backup and repair"]
     scenario = Scenario(kind, marked=False, net=sorted(NETS)[0], optimizer="adam", deadline=None)
     scenario.train(0, None, None, None)

@@ -14,7 +14,7 @@ from torch import nn
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
-from avalanche_amnesia.evaluation.probes import features_of, take_probe
+from avalanche_amnesia.evaluation.probes import copy_probe, features_of
 from avalanche_amnesia.models import TaskNormModel
 
 HOSTS = {
@@ -94,7 +94,7 @@ def test_a_mixed_batch_changes_only_the_statistics_of_the_task_in_training():
 def test_metrics_read_an_unlearned_task_through_its_former_norms():
     naive = trained(2)
     x, _ = task_data(DIGITS.test_stream[0])
-    wanted, probe = features_of(naive.model, x, task=0), take_probe(naive.model, 0)
+    wanted, probe = features_of(naive.model, x, task=0), copy_probe(naive.model, 0)
     naive.model.remove_task(0)
     (metric,) = unlearned_accuracy_metrics(DIGITS)
     metric.probes[0] = probe

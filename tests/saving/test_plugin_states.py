@@ -17,7 +17,7 @@ from torch import nn
 
 from avalanche_amnesia.audit.signing import SigningError
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.saving.files import HEAD, STATE, part_of, sealed
+from avalanche_amnesia.saving.files import HEAD, STATE, part_of, seal
 from avalanche_amnesia.training import load_state, save_state
 from avalanche_amnesia.training.host.states import Conversion, load_state_of, register_state, state_of
 
@@ -163,7 +163,7 @@ def resealed(state, change=lambda content: None, **signature):
     change(found["content"])
     further = {"signature": found["signature"], **signature}
     further = further if further["signature"] is not None else {}
-    (state / STATE).write_text(sealed(found["content"], **HEAD, **further))
+    (state / STATE).write_text(seal(found["content"], **HEAD, **further))
 
 
 def with_another_weight(state):

@@ -257,7 +257,7 @@ def test_a_changed_state_with_a_new_checksum_is_refused(saved, tmp_path):
         changed = {"plugins": [[name, {"object": 1}] for name, _ in body["plugins"]], "host": {"seed": {"tensor": 1}}}
         body[part] = changed.get(part, {})
         write_state(tmp_path / part, body, tensors)
-        with pytest.raises(StateError, match="holds what no state"):
+        with pytest.raises(StateError, match="has entries that no state"):
             load_state(STRATEGIES["AmnesiacHAT"](), tmp_path / part)
 
 

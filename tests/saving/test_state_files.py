@@ -17,9 +17,9 @@ from support.forked import forked
 from torch import Tensor, nn
 
 from avalanche_amnesia.saving import StateError, checked, files
-from avalanche_amnesia.saving.encoding import Apart, decode, encode
+from avalanche_amnesia.saving.encoding import OwnFile, decode, encode
 from avalanche_amnesia.saving.files import Part, read_state, write_state
-from avalanche_amnesia.saving.values import made
+from avalanche_amnesia.saving.values import create
 
 PARTS = {
     "state": Part({"w": torch.arange(6.0), "b": torch.tensor([True, False])}),
@@ -167,18 +167,18 @@ def test_objects_of_other_types_are_refused_with_their_place():
 
 def test_the_part_of_an_apart_value_does_not_depend_on_its_place():
     log, other = {"x": torch.ones(2), "n": 3}, torch.zeros(2)
-    parts = [encode(value)[1] for value in ({"logs": {3: Apart(log)}, "o": other}, {"more": [Apart(log)]})]
+    parts = [encode(value)[1] for value in ({"logs": {3: OwnFile(log)}, "o": other}, {"more": [OwnFile(log)]})]
     (one,), (two,) = ([part for place, part in found.items() if place != "state"] for found in parts)
     assert (one.name, list(one), one.code) == (two.name, list(two), two.code)
-    found = through({"logs": {3: Apart(log)}})["logs"][3]
+    found = through({"logs": {3: OwnFile(log)}})["logs"][3]
     assert (found["x"].tolist(), found["n"]) == ([1, 1], 3)
 
 
 def test_faults_in_an_apart_value_are_named_with_their_place():
     with pytest.raises(StateError, match=r"a\[0\]\.b is a Foreign"):
-        encode({"a": [Apart({"b": Foreign()})]})
+        encode({"a": [OwnFile({"b": Foreign()})]})
     with pytest.raises(StateError, match=r"a\.b lies apart in a part"):
-        encode({"a": Apart({"b": Apart(1)})})
+        encode({"a": OwnFile({"b": OwnFile(1)})})
 
 
 def test_unchanged_parts_are_written_again_only_if_they_are_damaged(tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_unchanged_parts_are_written_again_only_if_they_are_damaged(tmp_path, mo
 
 
 def test_only_one_part_at_a_time_is_in_memory_and_tensors_may_share_theirs(tmp_path, monkeypatch):
-    shared, made, original = torch.arange(6.0), [], files.part_content
+    shared, made, original = torch.arange(6.0), [], files.part_bytes
 
     def noted(part):
         full = [file for file in tmp_path.glob("*.part") if file.stat().st_size]
@@ -216,7 +216,7 @@ def test_only_one_part_at_a_time_is_in_memory_and_tensors_may_share_theirs(tmp_p
         made.append(part)
         return original(part)
 
-    monkeypatch.setattr(files, "part_content", noted)
+    monkeypatch.setattr(files, "part_bytes", noted)
     parts = {**PARTS, "tied": Part({"whole": shared, "again": shared, "row": shared[:2], "T": shared.view(2, 3).T})}
     write_state(tmp_path, {}, parts)
     assert len(made) == 3
@@ -242,10 +242,10 @@ class Point:
 
 def test_fields_of_a_loaded_object_are_checked_by_name_and_type():
     point = Point(1, None, frozenset("a"))
-    assert made(Point, dict(vars(point))) == point
+    assert create(Point, dict(vars(point))) == point
     for changed, place in (({"x": "1"}, "at x"), ({"names": {"a"}}, "at names"), ({"y": 1}, "where .'x'")):
         with pytest.raises(StateError, match=f"invalid value in state.* {place}" if "at" not in place else place):
-            made(Point, {**vars(point), **changed})
+            create(Point, {**vars(point), **changed})
     assert checked({"b": 1, "a": None}, a=list | None, b=int) == [None, 1]
     with pytest.raises(StateError, match="invalid value in state"):
         checked([1, 2], a=int)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.metrics.membership import membership_auc
-from avalanche_amnesia.evaluation.probes import take_probe
+from avalanche_amnesia.evaluation.probes import copy_probe
 from avalanche_amnesia.training import DisjointSubnets
 from experiments.likelihood_ratio_attack import likelihood_ratio_attack, likelihood_ratio_audit, margins
 
@@ -79,7 +79,7 @@ shared = partial(seeded, hidden=(48,), features=32, train_epochs=4)
 def test_margins_are_log_odds_of_the_true_class():
     strategy = learn(shared(0), STREAM.train_stream[:1])
     x, y = STREAM.test_stream[0].tensors
-    found = margins(strategy.model, take_probe(strategy.model, 0), x, y, 0)
+    found = margins(strategy.model, copy_probe(strategy.model, 0), x, y, 0)
     strategy.model.eval()
     p = torch.exp(-cross_entropy(strategy.model(x, 0).detach().double(), y, reduction="none"))
     assert torch.allclose(found, torch.log(p / (1 - p)), atol=1e-3)

@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_first_used, entries_in_use
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -192,7 +192,7 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it_or_multipli
     rule = find_plugin(strategy, HATPlugin).rule
     before = trajectory(plain).values_before(1, dict(plain.model.named_parameters()))
     trained = values(plain.model.backbone)
-    region, moved = first_used(strategy.model, 0, []), trajectory(strategy).moved(1)
+    region, moved = entries_first_used(strategy.model, 0, []), trajectory(strategy).moved(1)
     plain.unlearn([0])
     assert strategy.unlearn([0]).plan.compensated == (1,)
     kept = find_plugin(strategy, ScaledUpdatesPlugin).rates

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import avalanche_amnesia
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.unlearning.purging import purger_of
@@ -126,7 +126,7 @@ NOT_COMPARED |= {"company"}  # an aborted training has seen its data, too
 def comparable_state(strategy: Any) -> Any:
     """Everything that a strategy knows of its tasks: its model in order, and the state of its plugins."""
     model = [(name, tensor_hash(value)) for name, value in strategy.model.state_dict().items()]
-    with whole(strategy.model) as every:
+    with register_all(strategy.model) as every:
         learns = {name: parameter.requires_grad for name, parameter in every.named_parameters()}
     known = [p for p in strategy.plugins if _ours(p) or purger_of(p)]
     own = {type(plugin).__name__: _seen(plugin, set()) for plugin in known if not isinstance(plugin, EvaluationPlugin)}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.lab.logging.json_lines import replay
+from avalanche_amnesia.lab.logging.json_lines import copy_run
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.payloads import Payload
-from avalanche_amnesia.logging.run_logger import tells_of
+from avalanche_amnesia.logging.run_logger import is_about
 
 
 @dataclass
@@ -41,7 +41,7 @@ def read_json_run(folder: str | Path) -> LoggedRun:
     run.id, run.name, run.project = head["id"], head["name"] or "", head["project"]
     run.group, run.job_type, run.config = head["group"] or "", head["job_type"], dict(head["config"])
     run.metrics = dict.fromkeys(AXES)
-    replay(Path(folder), _Reader(run))
+    copy_run(Path(folder), _Reader(run))
     return run
 
 
@@ -74,7 +74,7 @@ class _Reader:
         self._run.records.append(record)
 
     def forget(self, tasks: tuple[int, ...]) -> None:
-        for name in [name for name in self._run.summary if tells_of(name, tasks)]:
+        for name in [name for name in self._run.summary if is_about(name, tasks)]:
             del self._run.summary[name]
 
     def finish(self, exit_code: int) -> None:

@@ -17,7 +17,7 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import TaskMaskedModel
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -65,7 +65,7 @@ class Scenario(SupervisedPlugin):
 
     def parameter_values(self) -> dict[str, Tensor]:
         """Every parameter."""
-        with whole(self.model) as model:
+        with register_all(self.model) as model:
             return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def values(self) -> dict[str, Tensor]:

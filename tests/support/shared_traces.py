@@ -12,10 +12,10 @@ import types
 from pathlib import Path
 from uuid import uuid4
 
-from avalanche_amnesia.unit_graph.tracing import Known
+from avalanche_amnesia.unit_graph.tracing import Cache
 
 
-class SharedTraces(Known):
+class SharedTraces(Cache):
     """The traces of this worker in memory, and of all workers in the session's folder."""
 
     def __init__(self, folder: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from avalanche_amnesia import HAT, MLP, MaskedModel, SplitDigits
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.optimizers import can_begin_anew
+from avalanche_amnesia.optimizers import can_restart
 from support import strategies
 from support.strategies import logits
 from support.strategy_state import initial_values
@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
 }
-if not can_begin_anew(OPTIMIZERS["adagrad"]([torch.nn.Parameter(torch.zeros(1))])):  # that of torch 2.9 is refused
+if not can_restart(OPTIMIZERS["adagrad"]([torch.nn.Parameter(torch.zeros(1))])):  # that of torch 2.9 is refused
     del OPTIMIZERS["adagrad"]
 
 

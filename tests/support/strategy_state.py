@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from avalanche_amnesia import MaskedModel, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.trajectory import Trajectory
 
@@ -50,7 +50,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def values(module: nn.Module) -> dict[str, Tensor]:
     """Copies of a module's parameters by name, those of finished tasks too."""
-    with whole(module):
+    with register_all(module):
         return {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
@@ -62,7 +62,7 @@ def same_state(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def fingerprint(strategy: Any, *stores: Any) -> Any:
     """Everything that an unlearning may change, deeply, as comparable values."""
     model, optimizer, plugin = strategy.model, strategy.optimizer, unlearning_plugin(strategy)
-    with whole(model):
+    with register_all(model):
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         modules = [(name, type(module)) for name, module in model.named_modules()]
     recorder = find_plugin(strategy, TrajectoryPlugin)
@@ -177,7 +177,7 @@ def mark(strategy: Any, task: int, size: float = 8.0) -> None:
                     entry = logs[other][name]
                     inside = where.reshape(-1)[entry.where.reshape(-1)]
                     values = entry.values + size * inside
-                    logs[other] = logs[other].with_entries({**logs[other], name: entry.rebased(values, values)})
+                    logs[other] = logs[other].with_entries({**logs[other], name: entry.rebase(values, values)})
     store.logs = logs
 
 

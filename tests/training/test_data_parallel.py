@@ -224,8 +224,8 @@ def test_what_processes_can_not_share_is_refused(what, words):
 def sent(name):
     """Numbers that a step sends."""
     sizes = []
-    summed = data_parallel.summed
-    data_parallel.summed = lambda values: (sizes.append(len(values)), summed(values))[1]
+    sum_all = data_parallel.sum_all
+    data_parallel.sum_all = lambda values: (sizes.append(len(values)), sum_all(values))[1]
     wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 400, bias=False), nn.ReLU(), nn.Linear(400, 16, bias=False))
     model = {"Independent": NetworkPerTask, "DisjointSubnets": DisjointModel}[name](wide, n_features=16)
     learn(strategy_of(name, model=model), STREAM, 1)
@@ -288,11 +288,11 @@ class Ends(SupervisedPlugin):
     """Ends the last process at a place of its training."""
 
     def __init__(self, place, how):
-        self.passed, self._place, self._how = 0, place, how  # no settings, which a load would compare
+        self.passed, self._own_slice, self._how = 0, place, how  # no settings, which a load would compare
 
     def end(self, strategy, **kwargs):
         self.passed += 1
-        if self.passed == self._place and is_last():
+        if self.passed == self._own_slice and is_last():
             if self._how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ZeroDivisionError("here")
@@ -378,5 +378,5 @@ def test_a_task_trained_on_another_number_of_processes_is_approximate(tmp_path):
     in_group(2, goes_on, tmp_path)
     ((claim, reasons, refused),) = in_group(1, goes_on, tmp_path)
     assert claim == "approximate"
-    assert "tasks [1, 2] trained at other settings" in reasons[0] or "task 2 trained at other settings" in reasons[0]
+    assert "tasks [1, 2] trained with other" in reasons[0] or "task 2 trained with other" in reasons[0]
     assert "approximate" in refused or "2 processes" in refused

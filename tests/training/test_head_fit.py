@@ -23,7 +23,7 @@ from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training import EVEN_BUDGET, head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.norm_statistics import retake, running_norms
+from avalanche_amnesia.training.norm_statistics import recompute, running_norms
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_faults import MaskWarning
 from avalanche_amnesia.unlearning.compensation import FittedHead
@@ -88,7 +88,7 @@ def test_a_head_that_cant_be_fitted_stays_as_it_was_trained(monkeypatch):
 
 def placed(head, like):
     model = SimpleNamespace(head=lambda task: like)
-    return next(value for tensor, value in head.places(model, 0) if tensor.data_ptr() == like.weight.data_ptr())
+    return next(value for tensor, value in head.replacements(model, 0) if tensor.data_ptr() == like.weight.data_ptr())
 
 
 @pytest.mark.parametrize(("largest", "dtype"), [(3.0, torch.float16), (1e6, torch.float32)])
@@ -96,7 +96,7 @@ def test_a_compacted_head_is_the_head_to_half_precision_without_columns_of_close
     weight, opened = torch.randn(4, 10), torch.arange(10) % 3 == 0
     weight[:, ~opened] = 0
     weight[0, 0] = largest
-    kept = head_fit.compacted(FittedHead(weight, torch.randn(4)))
+    kept = head_fit.compact_head(FittedHead(weight, torch.randn(4)))
     assert (kept.weight.shape, kept.weight.dtype, kept.bias.dtype) == ((4, 4), dtype, torch.float16)
     assert torch.equal(kept.columns, opened)
     value = placed(kept, nn.Linear(10, 4))
@@ -162,7 +162,7 @@ def over_all_units(model, task, x, mb_size):
     model.eval()
     norms = running_norms(parts)
     if norms:
-        retake(norms, x.split(mb_size), lambda part: model.backbone(part, parts, masks))
+        recompute(norms, x.split(mb_size), lambda part: model.backbone(part, parts, masks))
     return model.backbone(x, parts, masks), bool(norms)
 
 

@@ -92,7 +92,7 @@ REFUSED = [
     (lambda: hat(lambda model: LBFGS(model.parameters())), "LBFGS .* through a closure .* take a first-order"),
     (lambda: hat(lambda model: OldAdagrad(model.parameters())), "Adagrad of torch .* take a newer torch"),
     (lambda: hat(lambda model: SparseAdam(model.parameters())), "takes sparse gradients alone"),
-    (lambda: hat(lambda model: SGD(MLP(64).parameters(), lr=0.1)), "holds none of the model's parameters"),
+    (lambda: hat(lambda model: SGD(MLP(64).parameters(), lr=0.1)), "has none of the model's parameters"),
     (lambda: hat(lambda model: Muon(matrices(model))), "Muon steps matrices alone"),
     (lambda: hat(train_mb_size=0), "train_mb_size must be an int of at least 1, got 0"),
     (lambda: hat(train_epochs=True), "train_epochs must be an int of at least 1, got True"),

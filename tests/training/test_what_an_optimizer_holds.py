@@ -14,12 +14,12 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia import HAT, MLP, WSN, MaskedModel, UnlearningRequest, with_unlearning
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.optimizers import follow_model
 
 
 def names(strategy):
-    with whole(strategy.model) as model:
+    with register_all(strategy.model) as model:
         known = {id(p): name for name, p in model.named_parameters()}
     return [[known[id(p)] for p in group["params"]] for group in strategy.optimizer.param_groups]
 

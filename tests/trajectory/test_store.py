@@ -11,7 +11,7 @@ from support.trajectory_oracle import assert_same, recorded, states
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.trajectory.sparse import SparseValues, coded, doubled, halved, pack
+from avalanche_amnesia.trajectory.sparse import SparseValues, compress_bytes, decompress_bytes, encode_update, pack
 from avalanche_amnesia.trajectory.store import TrajectoryError
 
 
@@ -134,18 +134,18 @@ def drawn(dtype=torch.float32, seed=0):
 @given(where=CHOICES)
 def test_positions_and_bits_are_restored(dtype, where):
     tensor = drawn(dtype)
-    entries = SparseValues.of(tensor, where)
+    entries = SparseValues.select(tensor, where)
     assert (entries.shape, entries.dtype) == (SHAPE, dtype)
     assert torch.equal(entries.where, where)
     assert same_bits(entries.values, tensor[where]).all()
-    assert same_bits(entries.before(torch.zeros(int(where.sum()), dtype=dtype)), tensor[where]).all()
+    assert same_bits(entries.old_values(torch.zeros(int(where.sum()), dtype=dtype)), tensor[where]).all()
     assert entries.nbytes == sum(part.nbytes for part in (entries.chosen, entries.high, entries.low))
 
 
 @given(where=CHOICES, index=INDICES)
 def test_entries_are_added_or_replaced(where, index):
     tensor, other = drawn(), drawn(seed=1).reshape(-1)
-    extended = SparseValues.of(tensor, where).extended(index, other[index])
+    extended = SparseValues.select(tensor, where).extend(index, other[index])
     expected = where.reshape(-1).clone()
     expected[index] = True
     assert torch.equal(extended.where.reshape(-1), expected)
@@ -157,27 +157,27 @@ def test_entries_are_added_or_replaced(where, index):
 @given(where=CHOICES, keep=CHOICES)
 def test_entries_are_restricted_joined_and_given_other_values(where, keep):
     tensor, other = drawn(), drawn(seed=1)
-    entries = SparseValues.of(tensor, where)
-    kept = entries.restricted(keep.reshape(-1))
+    entries = SparseValues.select(tensor, where)
+    kept = entries.restrict(keep.reshape(-1))
     assert torch.equal(kept.where, where & keep)
     assert same_bits(kept.values, tensor[where & keep]).all()
-    rebased = entries.rebased(other[where], tensor[where])
+    rebased = entries.rebase(other[where], tensor[where])
     assert torch.equal(rebased.where, where)
     assert same_bits(rebased.values, other[where]).all()
-    assert (entries.bits | SparseValues.of(tensor, keep).bits == SparseValues.of(tensor, where | keep).bits).all()
+    assert (entries.bits | SparseValues.select(other, keep).bits == SparseValues.select(other, where | keep).bits).all()
 
 
 @pytest.mark.parametrize("dtype", CODES, ids=str)
 @given(keep=CHOICES, index=INDICES)
 def test_coded_updates_are_restricted_and_added_or_replaced(dtype, keep, index):
     before, other = drawn(), drawn(seed=1)
-    committed, updates = coded(before, drawn(seed=2).flip(0), dtype)
-    kept = updates.restricted(keep.reshape(-1))
+    committed, updates = encode_update(before, drawn(seed=2).flip(0), dtype)
+    kept = updates.restrict(keep.reshape(-1))
     assert torch.equal(kept.where, updates.where & keep)
-    assert same_bits(kept.before(committed[kept.where]), before[kept.where]).all()
-    extended, expected = updates.extended(index, other.view(-1)[index]), before.clone()
+    assert same_bits(kept.old_values(committed[kept.where]), before[kept.where]).all()
+    extended, expected = updates.extend(index, other.view(-1)[index]), before.clone()
     expected.view(-1)[index] = other.view(-1)[index]
-    assert same_bits(extended.before(committed[extended.where]), expected[extended.where]).all()
+    assert same_bits(extended.old_values(committed[extended.where]), expected[extended.where]).all()
 
 
 def test_an_outer_product_takes_few_bytes():
@@ -189,7 +189,7 @@ def test_an_outer_product_takes_few_bytes():
 @given(data=st.binary(max_size=400))
 def test_bytes_with_few_values_take_half_and_none_takes_more(data):
     for some in (np.frombuffer(data, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8) % 20):
-        coded = halved(some)
-        assert coded.nbytes <= len(data)
-        assert doubled(coded, len(data)).tobytes() == some.tobytes()
-    assert halved(np.arange(3000, dtype=np.uint16).astype(np.uint8) % 15).nbytes == 16 + 1500
+        short = compress_bytes(some)
+        assert short.nbytes <= len(data)
+        assert decompress_bytes(short, len(data)).tobytes() == some.tobytes()
+    assert compress_bytes(np.arange(3000, dtype=np.uint16).astype(np.uint8) % 15).nbytes == 16 + 1500

@@ -50,7 +50,7 @@ def test_an_operation_on_open_entries_equals_the_full_one_with_zeros(operation, 
         return [result, *(leaf.grad for leaf in leaves)]
 
     masks = LayerMasks({}, {"w": OpenEntries(rows, columns, 0.5)})
-    found = run(lambda x, w, b: masking.over_open(masks, "w", x, w, b, *options))
+    found = run(lambda x, w, b: masking.run_open_units(masks, "w", x, w, b, *options))
     expected = run(lambda x, w, b: full(x, w, b, *options))
     for ours, twin in zip(found, expected, strict=True):
         assert ours.shape == twin.shape
@@ -64,13 +64,13 @@ def test_small_operations_and_other_weights_are_computed_whole(name):
     """It would cost more to pick the entries."""
     x, w = torch.randn(2, 5), torch.randn(6, 5)
     masks = LayerMasks({}, {name: OpenEntries(torch.tensor([0]), None, 5 / 6)})
-    assert torch.equal(masking.over_open(masks, "w", x, w, None), F.linear(x, w))
+    assert torch.equal(masking.run_open_units(masks, "w", x, w, None), F.linear(x, w))
 
 
 def test_a_large_operation_computes_open_entries_only():
     x, w = torch.randn(512, 128), torch.randn(128, 128)
     masks = LayerMasks({}, {"w": OpenEntries(torch.tensor([3]), None, 127 / 128)})
-    result = masking.over_open(masks, "w", x, w, None)
+    result = masking.run_open_units(masks, "w", x, w, None)
     assert torch.allclose(result[:, 3], F.linear(x, w)[:, 3], atol=1e-4)
     assert int((result != 0).any(0).sum()) == 1
 
@@ -126,13 +126,13 @@ def test_open_entries_are_the_entries_that_a_mask_reads():
 
 
 def test_grouped_convolutions_and_computed_weights_are_computed_whole(monkeypatch):
-    asked, over_open = [], masking.over_open
+    asked, run_open_units = [], masking.run_open_units
 
     def seen(masks, name, *arguments):
         asked.append(name)
-        return over_open(masks, name, *arguments)
+        return run_open_units(masks, name, *arguments)
 
-    monkeypatch.setattr(masking, "over_open", seen)
+    monkeypatch.setattr(masking, "run_open_units", seen)
     grouped = nn.Sequential(nn.Conv2d(4, 6, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
     computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 4))
     for backbone, x, whole in ((grouped, torch.rand(2, 4, 2, 2), "3.weight"), (computed, torch.rand(2, 6), "2.weight")):

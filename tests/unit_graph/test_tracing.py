@@ -12,7 +12,7 @@ from torch import nn
 
 from avalanche_amnesia import MaskedModel, ModelError, rule
 from avalanche_amnesia.unit_graph import tracing
-from avalanche_amnesia.unit_graph.tracing import Known
+from avalanche_amnesia.unit_graph.tracing import Cache
 from avalanche_amnesia.unit_graph.walk import RULES
 
 
@@ -30,7 +30,7 @@ class Scaling(nn.Module):
 @pytest.fixture
 def exports(monkeypatch):
     """Return a list to which every export adds its options."""
-    monkeypatch.setattr(tracing, "_known", Known(2))
+    monkeypatch.setattr(tracing, "_known", Cache(2))
     modes, export = [], tracing.export
     monkeypatch.setattr(tracing, "export", lambda *args, **options: modes.append(options) or export(*args, **options))
     return modes
@@ -191,7 +191,7 @@ def test_an_operation_without_a_rule_counts_as_always_used():
 @pytest.fixture
 def no_known_traces(monkeypatch):
     """Trace every backbone again, because a rule has changed."""
-    monkeypatch.setattr(tracing, "_known", Known(32))
+    monkeypatch.setattr(tracing, "_known", Cache(32))
 
 
 class Summed(nn.Module):
@@ -219,7 +219,7 @@ def test_a_rule_that_raises_is_reported_with_its_operation(monkeypatch):
 def test_the_trial_catches_a_wrong_rule(monkeypatch):
     assert MaskedModel(Summed()).describe().tried
     assert "tried out in both modes" in " ".join(str(MaskedModel(Summed()).describe()).split())
-    monkeypatch.setattr(tracing, "_known", Known(32))
+    monkeypatch.setattr(tracing, "_known", Cache(32))
     monkeypatch.setitem(RULES, torch.ops.aten.cumsum, lambda walk, node, x, dim, **options: x)
     with pytest.raises(ModelError, match=r"mode a task reads .* outside of its mask"):
         MaskedModel(Summed())

@@ -10,7 +10,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.metrics.relapse import linear_probe_accuracy
 from avalanche_amnesia.unlearning import logistic
-from avalanche_amnesia.unlearning.logistic import FitError, fit_head, largest
+from avalanche_amnesia.unlearning.logistic import FitError, fit_head, largest_errors
 
 TEN_CLASSES = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
 
@@ -79,9 +79,9 @@ def test_a_fit_that_begins_with_few_samples_equals_one_of_all_samples(order, mon
 
 def test_errors_that_are_large_or_among_the_largest_are_found():
     errors = torch.tensor([0.01, 0.5, float("nan"), 0.0, 0.04, 0.03])
-    assert largest(errors, 0.02, 2).tolist() == [1, 2, 4, 5]
-    assert largest(errors, 0.02, 5).tolist() == [0, 1, 2, 4, 5]
-    assert largest(errors, 0.02, 6).tolist() == largest(errors, 0.02, 9).tolist() == list(range(6))
+    assert largest_errors(errors, 0.02, 2).tolist() == [1, 2, 4, 5]
+    assert largest_errors(errors, 0.02, 5).tolist() == [0, 1, 2, 4, 5]
+    assert largest_errors(errors, 0.02, 6).tolist() == largest_errors(errors, 0.02, 9).tolist() == list(range(6))
 
 
 def test_features_that_are_always_zero_and_classes_without_samples_are_allowed():

@@ -16,7 +16,7 @@ from support.strategy_state import fingerprint, same_state, state, unlearning_pl
 from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning, without_samples
-from avalanche_amnesia.benchmarks.requests import rearranged
+from avalanche_amnesia.benchmarks.requests import reorder
 from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent
 from avalanche_amnesia.contrib.metrics import forgotten_samples_metrics
 from avalanche_amnesia.evaluation import References, accuracy_difference_metrics, jsd_metrics
@@ -337,7 +337,7 @@ def test_a_record_names_no_position_and_survives_its_way_through_json():
 @pytest.mark.parametrize("stored", [False, True])
 def test_references_are_trained_without_the_samples_too(stored):
     requests = [UnlearningRequest(task=1, samples=range(20), at=1), UnlearningRequest(task=0, classes=[1], at=1)]
-    stream = with_unlearning(rearranged(STREAM, [0, 1]), requests)
+    stream = with_unlearning(reorder(STREAM, [0, 1]), requests)
     references = References(disjoint, stream, store=RunStore() if stored else None)
     metrics = [
         jsd_metrics(references, scope="all"),

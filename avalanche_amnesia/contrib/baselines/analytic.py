@@ -12,11 +12,11 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError, of_whole
+from avalanche_amnesia.benchmarks.data import TaskError, attribute_of
 from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel, NoHead, n_classes
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import autocast
-from avalanche_amnesia.unit_graph.backbones import as_batch, run_on
+from avalanche_amnesia.unit_graph.backbones import as_batch, run_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _AT_ONCE = 2**20  # samples: products of 15 bits, added up, stay below 2**53, where float64 is exact
@@ -198,7 +198,7 @@ class AnalyticModel(MultiHeadModel):
                 part = x[rows.clamp(max=len(x) - 1)]  # padded with the last sample
                 if isinstance(part, Tensor):  # kernels for another memory format round differently
                     part = part.contiguous()
-                z = run_on(self.backbone, part)
+                z = run_backbone(self.backbone, part)
                 shape = tuple(z.flatten(1).shape) if isinstance(z, Tensor) else type(z).__name__
                 if shape != (wanted := (batch, self.n_features)):
                     raise TaskError(f"the network returns {shape}, and must return {wanted}: mend it, or n_features")
@@ -230,7 +230,7 @@ class AnalyticModel(MultiHeadModel):
         if (largest := n_classes(experience) - 1) >= 2**15:  # it would need as many rows
             raise TaskError(f"labels of a task must be 0 to {2**15 - 1}, got {largest}: number its classes from 0")
         super().adaptation(experience)
-        named = of_whole(experience, "original_classes", ())
+        named = attribute_of(experience, "original_classes", ())
         for task in map(int, experience.task_labels if self.training else ()):
             sums = self.heads[task].twin()
             before = sums.originals.tolist()
@@ -292,7 +292,7 @@ class AnalyticModel(MultiHeadModel):
         """Return a task's head: the regression on its sums or, while the task is in training, the sums themselves."""
         found = super().head(task)
         in_training = self.training and task in self.heads.unfinished
-        return found if in_training or not isinstance(found, TaskSums) else self._solved(found, [found])
+        return found if in_training or not isinstance(found, TaskSums) else self._cached_head(found, [found])
 
     def forward(self, x: Any, task_labels: int | Tensor | None = None) -> Tensor:
         """Return the logits for each sample's task or, without ``task_labels``, for all classes of all tasks.
@@ -306,15 +306,15 @@ class AnalyticModel(MultiHeadModel):
             return super().forward(x, task_labels)
         if not self.tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
-        return self._solved(self, [self.heads[task] for task in self.tasks])(self.features(x))
+        return self._cached_head(self, [self.heads[task] for task in self.tasks])(self.features(x))
 
-    def _solved(self, of: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
-        """Return the cached head ``of`` a task's sums, or of the model; compute it if sums or ridge have changed."""
+    def _cached_head(self, key: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
+        """Return the cached head ``key`` a task's sums, or of the model; compute it if sums or ridge have changed."""
         buffers = [buffer for part in parts for buffer in part._buffers.values() if buffer is not None]
         versions = self.ridge, [(id(buffer), buffer._version) for buffer in buffers]
-        if of not in _SOLVED or _SOLVED[of][0] != versions:
-            _SOLVED[of] = versions, self._regression(parts, of is self), buffers  # no other object gets their ids
-        return _SOLVED[of][1]
+        if key not in _SOLVED or _SOLVED[key][0] != versions:
+            _SOLVED[key] = versions, self._regression(parts, key is self), buffers  # no other object gets their ids
+        return _SOLVED[key][1]
 
     @torch.inference_mode(False)
     def _total(self, parts: Sequence[TaskSums]) -> Tensor:

@@ -1,6 +1,6 @@
 """Baseline CLPU-DER++: a main network for permanent tasks, and a side network for each unlearnable task."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -47,13 +47,13 @@ class CLPUPlugin(MemoryPlugin):
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
         self.merge(strategy, unlearnable)
 
-    def covers(self, task: int, gone: Collection[int]) -> bool:
+    def covers(self, task: int, removed: Collection[int]) -> bool:
         """Return False: an unlearning never changes other tasks, so none needs compensation."""
         return False
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Delete the stored samples of the tasks in ``gone``; return a line for the record."""
-        return [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
+    def compensate(self, model: nn.Module, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
+        """Delete the stored samples of the unlearned ``tasks``; return a line for the record."""
+        return [f"memory: {self.memory.forget(tasks, change)} samples of tasks {sorted(tasks)} dropped"]
 
     def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
         """Distil side networks of tasks that can't be unlearned now into the main network; delete these networks."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.saving.values import StateError, checked, made
+from avalanche_amnesia.saving.values import StateError, checked, create
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.transaction import Transaction
@@ -34,7 +34,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def at(self, index: Tensor) -> Samples:
+    def select(self, index: Tensor) -> Samples:
         """Return copies of the samples at the positions ``index``, ``(k,)``."""
         return Samples(self.x[index], self.y[index], self.logits[index], self.known)
 
@@ -60,11 +60,11 @@ class TaskMemory:
         stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
         self.samples = {other: held for other, held in self.samples.items() if other != task} | {task: stored}
 
-    def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
-        """Replace a task's stored logits by the model's current ones; ``only_right``: NaN for misclassified samples."""
+    def refresh_logits(self, model: MultiHeadModel, task: int, *, correct_only: bool = False) -> None:
+        """Replace a task's stored logits by the current ones; ``correct_only``: NaN for misclassified samples."""
         held = self.samples[task]
         logits = _logits(model, held.x, task)
-        if only_right:
+        if correct_only:
             logits[logits.argmax(1) != held.y] = torch.nan
         self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
 
@@ -74,7 +74,7 @@ class TaskMemory:
         of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
         within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
         batch = torch.randperm(len(of), generator=generator)[:n]
-        parts = {task: samples.at(within[batch[of[batch] == task]]) for task, samples in held.items()}
+        parts = {task: samples.select(within[batch[of[batch] == task]]) for task, samples in held.items()}
         return {task: part for task, part in parts.items() if len(part)}
 
     def state(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class TaskMemory:
         here = [self.memory_per_task, self.seed]
         if saved != here:
             raise StateError(f"a memory of (memory_per_task, seed) = {saved} was saved, and this one has {here}")
-        self.samples = {task: made(Samples, held) for task, held in samples.items()}
+        self.samples = {task: create(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
         """Delete samples of ``tasks``, and logits that depend on these tasks; return the number of deleted samples."""

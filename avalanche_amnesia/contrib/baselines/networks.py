@@ -13,7 +13,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel, with_parts
 from avalanche_amnesia.training import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
-from avalanche_amnesia.unit_graph.backbones import run_on
+from avalanche_amnesia.unit_graph.backbones import run_backbone
 
 
 class NetworkPerTask(MultiHeadModel):
@@ -45,7 +45,7 @@ class NetworkPerTask(MultiHeadModel):
         return deepcopy(self.backbone)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
-        return run_on(self.network(task), x)
+        return run_backbone(self.network(task), x)
 
 
 class SideNetworks(NetworkPerTask):

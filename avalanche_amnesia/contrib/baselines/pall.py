@@ -1,6 +1,6 @@
 """Baseline PALL: a subnetwork per task; unlearning resets its weights, and fine-tunes the shared ones."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -17,10 +17,10 @@ from avalanche_amnesia.training import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.trajectory.removal import Removal
-from avalanche_amnesia.trajectory.sparse import united
+from avalanche_amnesia.trajectory.sparse import union_of
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 
 _REPAIR_BATCH = 64
 
@@ -62,7 +62,7 @@ class PALLPlugin(SubnetPlugin):
         """Before a task's training: prepare its mask, and draw again all weights that no remaining task uses."""
         super().before_training_exp(strategy, **kwargs)
         model = self.model_of(strategy)
-        drawn = model.by_layer(self._draw(model, "weights", model.current_task))
+        drawn = model.by_layer(self._draw_scores(model, "weights", model.current_task))
         parameters = dict(model.backbone.named_parameters())
         with torch.no_grad():
             for name, fresh in drawn.items():
@@ -74,30 +74,29 @@ class PALLPlugin(SubnetPlugin):
         # ``known=[task]``: as published, an unlearning of other tasks does not drop these logits.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
 
-    def covers(self, task: int, gone: Collection[int]) -> bool:
+    def covers(self, task: int, removed: Collection[int]) -> bool:
         """Return True if the task can be fine-tuned: steps are allowed, and its samples are stored."""
         return self.repair_steps > 0 and task in self.memory.samples
 
-    def compensate(self, model: SubnetModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Delete samples of ``gone``, fine-tune reset weights that remaining tasks use; return lines for the record."""
-        lines = [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
-        shared, readers = self._shared(model, removal.written())
+    def compensate(self, model: SubnetModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
+        """Delete samples of the unlearned ``tasks``, and fine-tune reset weights that remaining tasks use."""
+        lines = [f"memory: {self.memory.forget(tasks, change)} samples of tasks {sorted(tasks)} dropped"]
+        shared, readers = self._shared_entries(model, removal.written_entries())
         if not readers or not self.repair_steps:
             return lines
         parameters = {name: p for name, p in model.named_parameters() if name in shared}
         before = {name: p.detach().clone() for name, p in parameters.items()}
         for name, parameter in parameters.items():
             change.call(parameter.data.copy_, before[name])
-        self._fine_tune(model, parameters, shared, readers, gone)
+        self._fine_tune(model, parameters, shared, readers, tasks)
         self.store.record_repair(before, parameters, readers)
         if self.snapshot is not None:  # a task is in training: its update is relative to the repaired values
             for name, parameter in parameters.items():
-                old = self.snapshot.values[name]
-                self.snapshot.values[name] = torch.where(shared[name], parameter.detach(), old)
+                self.snapshot.values[name] = torch.where(shared[name], parameter.detach(), self.snapshot.values[name])
         n = sum(int(where.sum()) for where in shared.values())
         return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
 
-    def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
+    def _shared_entries(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
         """Return (name → bool tensor of the reset entries that tasks with stored samples use, list of these tasks)."""
         readers = {}
         for task in model.masks:
@@ -105,7 +104,7 @@ class PALLPlugin(SubnetPlugin):
             reads = {name: where.to(use[name].device) & use[name] for name, where in reset.items()}
             if task in self.memory.samples and any(bool(where.any()) for where in reads.values()):
                 readers[task] = reads
-        return {name: where for name, where in united(readers.values()).items() if bool(where.any())}, list(readers)
+        return {name: where for name, where in union_of(readers.values()).items() if bool(where.any())}, list(readers)
 
     def _fine_tune(
         self,
@@ -113,11 +112,11 @@ class PALLPlugin(SubnetPlugin):
         parameters: Mapping[str, nn.Parameter],
         shared: Mapping[str, Tensor],
         readers: Collection[int],
-        gone: Collection[int],
+        removed: Collection[int],
     ) -> None:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", *sorted(gone)))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", *sorted(removed)))
         optimizer = Adam(parameters.values(), lr=self.repair_lr)  # new, so entries with gradient 0 do not move
-        with evaluating(model), torch.enable_grad():
+        with evaluation_mode(model), torch.enable_grad():
             for _ in range(self.repair_steps):
                 loss = self.loss(model, self.memory.draw(readers, _REPAIR_BATCH, generator))
                 gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

@@ -4,7 +4,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.evaluation.bases import CallbackMetric, unlearning_of
+from avalanche_amnesia.evaluation.bases import CallbackMetric, require_unlearning
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
 
@@ -44,7 +44,7 @@ class UnlearningCost(CallbackMetric):
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """After an evaluation: return times of new unlearnings. None: no new unlearning, or a task in training."""
-        plugin = unlearning_of(strategy)
+        plugin = require_unlearning(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None
         references, found = self.references.trained(plugin), list[MetricValue]()

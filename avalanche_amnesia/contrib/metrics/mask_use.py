@@ -77,7 +77,7 @@ class MaskOverlap(EventMetric):
 
     lower_bound, upper_bound = 0.0, 1.0
 
-    def named(self, strategy: Strategy) -> dict[str, Any]:
+    def current_values(self, strategy: Strategy) -> dict[str, Any]:
         """Return metric name → current value: the mean overlap and the picture of all overlaps."""
         model = strategy.model
         if not isinstance(model, TaskMaskedModel) or len(model.masks) < 2:
@@ -101,10 +101,10 @@ class Owners(EventMetric):
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """Before an unlearning: return the current shares under ``OwnersBefore/…``."""
-        before = {f"OwnersBefore{name.removeprefix(str(self))}": s for name, s in self.named(strategy).items()}
+        before = {f"OwnersBefore{name.removeprefix(str(self))}": s for name, s in self.current_values(strategy).items()}
         return self.emit(strategy, before)
 
-    def named(self, strategy: Strategy) -> dict[str, Any]:
+    def current_values(self, strategy: Strategy) -> dict[str, Any]:
         """Return metric name → current share of a layer: free, shared, or used by one task only."""
         layers = owners_by_layer(strategy.model) or {}
         return {
@@ -132,7 +132,7 @@ def capacity_figure(names: Sequence[str], capacity: Sequence[float], requested: 
     ax = figure.subplots()
     ax.plot(capacity, color=figures.COLOURS["here"], marker="o")
     ax.set(ylabel="free capacity", ylim=(0, 1.02), xlabel="after")
-    figures.name_ticks(ax.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
+    figures.label_ticks(ax.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
     ax.grid(axis="y")
     for place in (at for at, asked in enumerate(requested) if asked):
         ax.axvline(place, **figures.REQUEST)
@@ -184,15 +184,15 @@ class CapacityPictures(CallbackMetric):
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
         """After a task's training: return the pictures of masks and capacity."""
-        return self._pictures(strategy, f"task {strategy.experience.task_label}", False)
+        return self._make_pictures(strategy, f"task {strategy.experience.task_label}", False)
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """After an unlearning: return the pictures of masks and capacity."""
         plan = getattr(unlearning_of(strategy), "current", None)
         gone = () if plan is None else plan.tasks
-        return self._pictures(strategy, f"unlearned {', '.join(map(str, gone))}", True)
+        return self._make_pictures(strategy, f"unlearned {', '.join(map(str, gone))}", True)
 
-    def _pictures(self, strategy: Strategy, event: str, requested: bool) -> list[MetricValue]:
+    def _make_pictures(self, strategy: Strategy, event: str, requested: bool) -> list[MetricValue]:
         capacity, model = network_capacity(strategy), strategy.model
         if capacity is None or not isinstance(model, TaskMaskedModel):
             return []

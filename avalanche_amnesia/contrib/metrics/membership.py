@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, task_data
-from avalanche_amnesia.evaluation.bases import ComparedMetric, unlearning_of
+from avalanche_amnesia.evaluation.bases import ComparedMetric, require_unlearning
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
@@ -111,7 +111,7 @@ class ForgottenSamples(ComparedMetric):
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """Compute the positions of the unlearned samples, then return the metric's value per task and their mean."""
         sizes = {task: len(experience.dataset) for task, experience in self.train_experiences.items()}
-        self._positions = unlearning_of(strategy).forgotten.left_out(sizes)
+        self._positions = require_unlearning(strategy).forgotten.positions_by_task(sizes)
         return super().values(strategy, unlearned, remaining)
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:

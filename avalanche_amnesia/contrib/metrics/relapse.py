@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, targets_of, task_data
-from avalanche_amnesia.benchmarks.families import drawn
+from avalanche_amnesia.benchmarks.families import draw_positions
 from avalanche_amnesia.contrib.metrics.membership import SAMPLES
 from avalanche_amnesia.evaluation.bases import ComparedMetric
 from avalanche_amnesia.evaluation.functional import accuracy
@@ -68,15 +68,15 @@ def few_shot_accuracy(
     scale = (train_features.double() - mean).square().mean().sqrt()
     scale = torch.where(scale == 0, 1.0, scale)  # constant features: avoid a division by 0
 
-    def scaled(features: Tensor) -> Tensor:
+    def standardise(features: Tensor) -> Tensor:
         return torch.nn.functional.pad((features.double() - mean) / scale, (0, 1), value=1.0)  # 1: for the bias
 
-    train = scaled(train_features)
-    weight = _fit_penalised(train, train_labels, n_classes, penalty)
-    return accuracy(scaled(test_features) @ weight.T, test_labels)
+    train = standardise(train_features)
+    weight = _fit_softmax(train, train_labels, n_classes, penalty)
+    return accuracy(standardise(test_features) @ weight.T, test_labels)
 
 
-def _fit_penalised(features: Tensor, labels: Tensor, n_classes: int, penalty: float) -> Tensor:
+def _fit_softmax(features: Tensor, labels: Tensor, n_classes: int, penalty: float) -> Tensor:
     """Return weights W that minimise ``mean cross-entropy + penalty / 2 · ‖W‖²``, by L-BFGS from zero."""
     weight = features.new_zeros(n_classes, features.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([weight], max_iter=30, history_size=30, line_search_fn="strong_wolfe")
@@ -172,7 +172,7 @@ class FewShot(FreshHead):
         """Return ``shots`` training samples per class of a task: inputs ``(n, …)`` and labels ``(n,)``."""
         experience, seed = self.train_experiences[task], derive_seed(0, "shots", task)
         labels = targets_of(experience)
-        return task_data(experience, drawn(labels, dict.fromkeys(labels.unique().tolist(), self.shots), seed))
+        return task_data(experience, draw_positions(labels, dict.fromkeys(labels.unique().tolist(), self.shots), seed))
 
 
 def relapse_metrics(benchmark: Any, references: References | None = None) -> list[Relapse]:

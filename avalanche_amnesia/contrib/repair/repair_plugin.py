@@ -13,16 +13,16 @@ from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlugin, Samples, TaskMemory
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.optimizers import sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.norm_statistics import retake, running_norms
+from avalanche_amnesia.training.norm_statistics import recompute, running_norms
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
-from avalanche_amnesia.trajectory.removal import moved_along
+from avalanche_amnesia.trajectory.removal import reapply_update
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.context import own_parameters
 
 
@@ -121,7 +121,7 @@ class RepairPlugin(MemoryPlugin):
         """
         own = own_parameters(model, *tasks)
         parameters = dict(model.backbone.named_parameters(prefix="backbone"))
-        with whole(model):
+        with register_all(model):
             parameters |= {name: model.get_parameter(name) for name in sorted(own)}
             buffers = [model.get_buffer(name) for name in model.buffer_names(tasks)]
         now = {name: p.detach().clone() for name, p in parameters.items()}
@@ -138,7 +138,7 @@ class RepairPlugin(MemoryPlugin):
         after = moved | {name: committed[name] for name in free.keys() - moved.keys()}
         trajectory.record_repair({name: committed[name] for name in after}, after, free=free)
         for name, value in committed.items():
-            parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
+            parameters[name].copy_(reapply_update(now[name], value, moved[name]) if name in moved else now[name])
         before.update(moved)
         return RepairSummary(
             samples={task: len(self.memory.samples[task]) for task in tasks},
@@ -155,25 +155,25 @@ class RepairPlugin(MemoryPlugin):
         free: Mapping[str, Tensor],
     ) -> int:
         """Train heads, norms and backbone entries ``free`` on samples of ``tasks``; return the number of steps."""
-        with preserved_rng(), evaluating(model):
+        with preserved_rng(), evaluation_mode(model):
             for task in tasks:
                 if task in compensated:  # stay close to its head and statistics, which were fitted to far more samples
-                    self.memory.renew(model, task)
+                    self.memory.refresh_logits(model, task)
                     continue
-                self._retake_statistics(model, task)
+                self._recompute_statistics(model, task)
                 held = self.memory.samples[task]
                 if not bool(held.has_logits.any()):  # stay close to the model's output, because labels are few
-                    self.memory.renew(model, task, only_right=True)
+                    self.memory.refresh_logits(model, task, correct_only=True)
             movable = {model.get_parameter(name): entries for name, entries in free.items()}
             self._train(model, optimizer, tasks, movable)
         return self.steps
 
-    def _retake_statistics(self, model: TaskMaskedModel, task: int) -> None:
+    def _recompute_statistics(self, model: TaskMaskedModel, task: int) -> None:
         norms, x = running_norms(model.task_parts(task)), self.memory.samples[task].x
         if norms and len(x) > 1:
             device = next(model.parameters()).device
             batches = [part.to(device) for part in x.split(512) if len(part) > 1]
-            retake(norms, batches, lambda part: model.features(part, task))
+            recompute(norms, batches, lambda part: model.features(part, task))
 
     def _train(
         self,
@@ -216,7 +216,7 @@ class RepairPlugin(MemoryPlugin):
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", task))
         while True:
             for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
-                yield samples.at(index)
+                yield samples.select(index)
 
 
 def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, method_plugins
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_first_used, entries_in_use, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone, single_task
+from avalanche_amnesia.models.multi_head import backbone_entries, single_task
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
@@ -17,7 +17,7 @@ from avalanche_amnesia.training.norm_statistics import TaskStatistics, running_n
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
-from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
+from avalanche_amnesia.trajectory.undo_log import entries_from_state, entries_state
 from avalanche_amnesia.transaction import Transaction
 
 
@@ -82,29 +82,29 @@ class BackupPlugin(Plugin):
         """Load a saved state: the stored backups."""
         [kept] = checked(state, kept=dict)
         self.kept = {
-            task: {other: Backup(entries_from(held["updates"]), held["parts"]) for other, held in of.items()}
+            task: {other: Backup(entries_from_state(held["updates"]), held["parts"]) for other, held in of.items()}
             for task, of in kept.items()
         }
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: check that the model is a MaskedModel and that the required plugins are present."""
-        _surroundings(strategy)
+        _required_parts(strategy)
 
     @torch.no_grad()
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Before a training: create a shadow (weight copy) per task in ``unlearnable`` that can influence ``task``."""
         self.undo_training(strategy)
-        model, masking, recorder = _surroundings(strategy)
+        model, masking, recorder = _required_parts(strategy)
         trajectory = recorder.trajectory
         self._now = _ShadowedTask(TaskStatistics(model, task, masking.masks.statistics_batches))
         values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
-        inside_values = inside_backbone(values)
+        inside_values = backbone_entries(values)
         # Unlearning a task can't affect this one if the two are isolated, so no shadow is needed.
         seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
         for other in seen:
-            region = self._region(model, trajectory.tasks, other)
+            region = self._entries_to_train(model, trajectory.tasks, other)
             # Outside its region a shadow uses the main weights minus the earlier task's update.
-            written = inside_backbone(trajectory.remove([other], values).updates[other])
+            written = backbone_entries(trajectory.remove([other], values).updates[other])
             offset = {
                 name: torch.where(inside, 0.0, written[name].to(inside_values[name]))
                 for name, inside in region.items()
@@ -113,18 +113,18 @@ class BackupPlugin(Plugin):
             offset = {name: outside for name, outside in offset.items() if bool((outside != 0).any())}
             region = {name: inside for name, inside in region.items() if bool(inside.any()) or name in offset}
             if any(bool(inside.any()) for inside in region.values()):
-                start = self._start_values(model, trajectory, task, other, values)
+                start = self._initial_values(model, trajectory, task, other, values)
                 self._now.shadows[other] = self.shadow_class(model, task, region, start, offset, strategy.optimizer)
 
-    def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
+    def _entries_to_train(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
         """Return the entries that a shadow trains (first used by ``other``): backbone parameter name → bool tensor."""
-        return first_used(model, other, earlier=tasks[: tasks.index(other)])
+        return entries_first_used(model, other, earlier=tasks[: tasks.index(other)])
 
-    def _start_values(
+    def _initial_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return a shadow's initial values: backbone parameter name → values before the training of ``other``."""
-        return inside_backbone(trajectory.values_before(other, values))
+        return backbone_entries(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the backward pass: add the shadows' mean loss. Random numbers of the main network stay the same."""
@@ -164,61 +164,61 @@ class BackupPlugin(Plugin):
         mine = entries_in_use(strategy.model, task)
         for other, shadow in self._now.shadows.items():
             if other in unlearnable and shadow.settle():
-                self._now.statistics.retake(running_norms(shadow.parts), shadow.masked_features)
+                self._now.statistics.recompute(running_norms(shadow.parts), shadow.masked_features)
                 parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
                 both = {name: mine[name] & used for name, used in entries_in_use(strategy.model, other).items()}
-                self.kept[task][other] = Backup(shadow.learned(both), parts)
+                self.kept[task][other] = Backup(shadow.learned_change(both), parts)
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
         """Delete the shadows (weight copies) of the task in training."""
         self._now = None
 
-    def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Return True if ``task`` has a stored shadow that learned without one of the tasks in ``gone``."""
-        return not self.kept.get(task, {}).keys().isdisjoint(gone)
+    def covers(self, task: int, removed: Collection[int]) -> bool:
+        """Return True if ``task`` has a stored shadow that learned without one of the tasks in ``removed``."""
+        return not self.kept.get(task, {}).keys().isdisjoint(removed)
 
-    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+    def revise(self, model: MaskedModel, trajectory: Trajectory, removed: Collection[int]) -> Revisions:
         """Return revisions that replace tasks' parameter changes by those of their shadows; at most one per entry."""
         return {
             task: {
                 f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
                 for name, part in of_task.items()
             }
-            for task, of_task in self._newest(trajectory.tasks, gone).items()
+            for task, of_task in self._newest_updates(trajectory.tasks, removed).items()
         }
 
-    def _newest(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
+    def _newest_updates(self, tasks: Sequence[int], removed: Collection[int]) -> dict[int, dict[str, SparseValues]]:
         """Return task → parameter name → update by its shadows, without entries that later tasks' shadows update."""
-        affected = [task for task in tasks if task in self.kept and task not in gone]
+        affected = [task for task in tasks if task in self.kept and task not in removed]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
         for task in reversed(affected):
-            for name, part in self._learned(task, gone).items():
+            for name, part in self._updates_without(task, removed).items():
                 where = part.where & ~taken.get(name, torch.zeros_like(part.where))
                 taken[name] = where | taken.get(name, where)
                 if bool(where.any()):
-                    result.setdefault(task, {})[name] = part.restricted(where.reshape(-1))
+                    result.setdefault(task, {})[name] = part.restrict(where.reshape(-1))
         return result
 
-    def _learned(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → merged update of a task's shadows without ``gone``. Later shadows take precedence."""
+    def _updates_without(self, task: int, removed: Collection[int]) -> dict[str, SparseValues]:
+        """Return parameter name → update by a task's shadows without ``removed``. Later shadows take precedence."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
-        for part_of in (of_task[other].updates for other in gone if other in of_task):
+        for part_of in (of_task[other].updates for other in removed if other in of_task):
             for name, part in part_of.items():
                 index = part.where.reshape(-1).nonzero()[:, 0]
-                result[name] = result[name].extended(index, part.values) if name in result else part
+                result[name] = result[name].extend(index, part.values) if name in result else part
         return result
 
     @torch.no_grad()
-    def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Give affected tasks the norms of their shadows, delete shadows that involve ``gone``; return record lines."""
+    def compensate(self, model: MaskedModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
+        """Give affected tasks the norms of their shadows, and delete shadows that involve the unlearned ``tasks``."""
         change.keep(self, "kept", "_now")
-        lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
+        lines, changed = [], {name: moved.where for name, moved in removal.changed.items()}
         for task, of_task in self.kept.items():
-            lost = [other for other in of_task if other in gone]  # in training order
-            if task in gone or not lost or not model.users_of(changed, [task]):
+            lost = [other for other in of_task if other in tasks]  # in training order
+            if task in tasks or not lost or not model.users_of(changed, [task]):
                 continue
             own = model.task_parts(task)
             state = {} if own is None else own.state_dict()
@@ -226,15 +226,15 @@ class BackupPlugin(Plugin):
                 change.write(state[name], value)
             lines.append(f"task {task}: shadows of tasks {lost} put in their place")
         self.kept = {
-            task: {other: backup for other, backup in of_task.items() if other not in gone}
+            task: {other: backup for other, backup in of_task.items() if other not in tasks}
             for task, of_task in self.kept.items()
-            if task not in gone
+            if task not in tasks
         }
         self._now = None  # the shadows of a task in training have learned from the values before this unlearning
         return lines
 
 
-def _surroundings(strategy: Strategy) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
+def _required_parts(strategy: Strategy) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
     if not isinstance(strategy.model, MaskedModel):
         raise TypeError(f"shadow copies are of masked units: give a MaskedModel, got {type(strategy.model).__name__}")
     return strategy.model, *method_plugins(strategy, "BackupPlugin()")

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.multi_head import backbone_entries
 from avalanche_amnesia.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
@@ -50,7 +50,7 @@ class Shadow:
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``(batch, classes)`` of the task in training, through its soft mask, in training mode."""
-        head, gate = self.model.head(self.task), self.model.gate.leaves.detached()
+        head, gate = self.model.head(self.task), self.model.gate.leaves.detach_masks()
         features = functional_call(self.model.backbone, self._weights(), (x, self.parts, gate))
         return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
 
@@ -80,22 +80,22 @@ class Shadow:
         mask = self.model.read_mask(self.model.binary_mask(self.task))
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
-    def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
+    def learned_change(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
         """Return parameter name → learned change of the region's entries that are True in ``use``."""
         result = {}
         for name, inside in self.region.items():
-            learned = torch.zeros_like(self._values[name].data)
-            learned[inside] = self._values[name].data[inside] - self._start[name]
-            result[name] = SparseValues.of(learned, inside & use[name])
+            learned_change = torch.zeros_like(self._values[name].data)
+            learned_change[inside] = self._values[name].data[inside] - self._start[name]
+            result[name] = SparseValues.select(learned_change, inside & use[name])
         return result
 
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
     """Return backbone parameter name → bool tensor, True where the task uses the entry (everywhere without a mask)."""
-    return inside_backbone(model.entries_of(task))
+    return backbone_entries(model.entries_of(task))
 
 
-def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
+def entries_first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
     """Return parameter name → bool tensor, True at backbone entries that ``task`` uses but no task in ``earlier``."""
     result = entries_in_use(model, task)
     for other in earlier:

@@ -17,11 +17,11 @@ class SmallConvNet(nn.Module):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        widths = (3, *_scaled(scale, 32, 64, 128))
+        widths = (3, *_scale_widths(scale, 32, 64, 128))
         self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(nn.BatchNorm2d(b) for b in widths[1:])
         self.pool = nn.MaxPool2d(2)
-        (self.features,) = _scaled(scale, 128)
+        (self.features,) = _scale_widths(scale, 128)
         self.linear = nn.Linear(widths[-1] * 4 * 4, self.features)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class CharacterNet(nn.Module):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        one, two, self.features = _scaled(scale, 24, 48, 128)
+        one, two, self.features = _scale_widths(scale, 24, 48, 128)
         self.first, self.second = nn.Conv2d(1, one, 5, padding=2), nn.Conv2d(one, two, 5, padding=2)
         self.pool = nn.MaxPool2d(2)
         self.linear = nn.Linear(two * 7 * 7, self.features)
@@ -53,7 +53,7 @@ class CharacterNet(nn.Module):
         return torch.relu(self.linear(self.pool(torch.relu(self.second(x))).flatten(1)))
 
 
-def _scaled(scale: float, *widths: int) -> list[int]:
+def _scale_widths(scale: float, *widths: int) -> list[int]:
     return [max(1, round(scale * width)) for width in widths]
 
 

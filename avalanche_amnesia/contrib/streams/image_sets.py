@@ -34,18 +34,18 @@ class CorruptDataError(OSError):
     """Error raised if a file of a data set differs from the published file."""
 
 
-def data_root(name: str, root: str | Path | None, holds: str) -> Path:
+def data_root(name: str, root: str | Path | None, contains: str) -> Path:
     """Return ``root``, or else the folder in the variable AMNESIA_DATA; DataNotFoundError if neither is given."""
     given = root if root is not None else os.environ.get(ENVIRONMENT)
     if not given:
         raise DataNotFoundError(
-            f"{name} needs a data root: give root=, a folder that holds {holds}, or set the environment "
+            f"{name} needs a data root: give root=, a folder that holds {contains}, or set the environment "
             f"variable {ENVIRONMENT}; with download=True torchvision fills that folder"
         )
     return Path(given)
 
 
-def missing(name: str, what: str, root: Path, downloads: bool = True) -> DataNotFoundError:
+def missing_data(name: str, what: str, root: Path, downloads: bool = True) -> DataNotFoundError:
     """Return the DataNotFoundError to raise for missing files of the data set ``name``."""
     return DataNotFoundError(
         f"{name}: {what} missing in {root}; put it there, point root= or the environment variable {ENVIRONMENT} to a "
@@ -270,7 +270,7 @@ def load(name: str, root: str | Path | None, download: bool) -> Parts:
     absent = absent_files(name, given)
     if absent and not download:
         also = " (or the same with .gz)" if name.endswith("MNIST") else ""
-        raise missing(name, f"{', '.join(file.name for file in absent)}{also} of {folder}", given / folder)
+        raise missing_data(name, f"{', '.join(file.name for file in absent)}{also} of {folder}", given / folder)
     try:
         if absent:
             family(given, download=True)
@@ -307,11 +307,11 @@ def _read(packed: Path, md5: str) -> Tensor:
 def cifar10_jpeg(root: Path) -> Parts:
     """Return CIFAR-10 from JPEG of quality 75: ``(x, y)`` for training and test, x uint8 (n, 3, 32, 32)."""
     if not (root / JPEG).is_file():
-        raise missing("CIFAR10", str(JPEG), root, downloads=False)
-    return _unpacked(root / JPEG, "train"), _unpacked(root / JPEG, "test")
+        raise missing_data("CIFAR10", str(JPEG), root, downloads=False)
+    return _decode_jpegs(root / JPEG, "train"), _decode_jpegs(root / JPEG, "test")
 
 
-def _unpacked(file: Path, part: str) -> tuple[Tensor, Tensor]:
+def _decode_jpegs(file: Path, part: str) -> tuple[Tensor, Tensor]:
     from PIL import Image
 
     with np.load(file, allow_pickle=False) as arrays:

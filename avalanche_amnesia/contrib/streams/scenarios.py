@@ -9,7 +9,7 @@ from typing import Any
 from avalanche.benchmarks import CLScenario
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.requests import Requests, UnlearningRequest, rearranged, with_unlearning
+from avalanche_amnesia.benchmarks.requests import Requests, UnlearningRequest, reorder, with_unlearning
 from avalanche_amnesia.checks import known_options
 from avalanche_amnesia.seeding import derive_seed
 
@@ -45,7 +45,7 @@ class Scenario:
             positions = checks.integers("order", self.order, "positions of the train stream")
             if any(not 0 <= position < n for position in positions):
                 raise ValueError(f"order={list(positions)}: the train stream has the positions 0 to {n - 1}")
-            benchmark = rearranged(benchmark, positions)
+            benchmark = reorder(benchmark, positions)
         return with_unlearning(benchmark, self.requests, self.permanent, self.deadline)
 
     @property
@@ -81,13 +81,13 @@ def listed(
     """
     checks.whole_number("n_tasks", n_tasks)
     if isinstance(requests, Mapping):
-        schedule: Any = {at: _request(one) for at, one in requests.items()}
+        schedule: Any = {at: _as_request(one) for at, one in requests.items()}
     else:
-        schedule = tuple(map(_request, requests))
+        schedule = tuple(map(_as_request, requests))
     return Scenario(schedule, checks.integers("permanent", permanent, "tasks"), deadline)
 
 
-def _request(given: Any) -> Any:
+def _as_request(given: Any) -> Any:
     if not isinstance(given, Mapping):  # a list of tasks
         return given
     known_options(given, inspect.signature(UnlearningRequest).parameters, "a request")

@@ -27,7 +27,7 @@ class RayExecutor:
     """
 
     def __init__(self, address: str | None = None, *, gpus: float = 0) -> None:
-        ray = _imported("ray", "Ray", "ray")
+        ray = _import_module("ray", "Ray", "ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self.workers: int | None = None  # Ray decides
         self._ray = ray
@@ -78,7 +78,7 @@ class SlurmExecutor:
         parameters: Mapping[str, Any] | None = None,
         cluster: Literal["slurm", "local"] = "slurm",
     ) -> None:
-        submitit = _imported("submitit", "submitit", "slurm")
+        submitit = _import_module("submitit", "submitit", "slurm")
         if gpus != int(gpus):
             raise ValueError(f"gpus={gpus}: Slurm gives whole GPUs; give 0, 1 …, or say slurm_gres=shard:1")
         if cluster == "slurm" and shutil.which("srun") is None:
@@ -115,7 +115,7 @@ class SlurmExecutor:
                 job.cancel()
 
 
-def _imported(module: str, name: str, extra: str) -> Any:
+def _import_module(module: str, name: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:

@@ -77,13 +77,13 @@ def run_jobs(
     running: dict[Future[Any], Job] = {}
     begun: Counter[str] = Counter()
 
-    def ended(job: Job, result: Any) -> None:
+    def end_job(job: Job, result: Any) -> None:
         done.add(job.name)
         if isinstance(result, BaseException):
             failed[job.name] = result
         on_done(job, result, len(jobs) - len(done))
 
-    def begin(job: Job) -> None:
+    def start_job(job: Job) -> None:
         begun[job.name] += 1
         running[executor.submit(job.function, *job.arguments)] = job
 
@@ -94,14 +94,14 @@ def run_jobs(
             del waiting[job.name]
             causes = sorted(job.needs & failed.keys())
             if causes:
-                ended(job, NeedFailedError(f"not begun, as {causes[0]} failed"))
+                end_job(job, NeedFailedError(f"not begun, as {causes[0]} failed"))
             else:
-                begin(job)
+                start_job(job)
         some = wait(running, return_when=FIRST_COMPLETED).done if running else ()
         for future in [future for future in running if future in some]:  # in order of submission
             job, error = running.pop(future), future.exception()
             if error is not None and executor.lost(error) and begun[job.name] <= retries:
-                begin(job)
+                start_job(job)
             else:
-                ended(job, future.result() if error is None else error)
+                end_job(job, future.result() if error is None else error)
     return failed

@@ -53,20 +53,20 @@ class ProcessExecutor:
 
 def worker_processes(n: int | None, n_gpus: int = 0) -> Any:
     """Return the running pool of ``n`` worker processes, or a new pool after an idle minute or a crash."""
-    return loky.get_reusable_executor(n, timeout=60, initializer=_begin, initargs=(n_gpus, os.getpid()))
+    return loky.get_reusable_executor(n, timeout=60, initializer=_init_worker, initargs=(n_gpus, os.getpid()))
 
 
-def _begin(n_gpus: int, program: int) -> None:
+def _init_worker(n_gpus: int, program: int) -> None:
     """Prepare a worker process: ignore Ctrl-C, end with the main program, and see only one GPU, if jobs use GPUs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(program,), daemon=True).start()
+    threading.Thread(target=_end_after, args=(program,), daemon=True).start()
     if n_gpus:
         number = int(multiprocessing.current_process().name.rpartition("-")[2])
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = shown[number % n_gpus]
 
 
-def _end_with(program: int) -> None:
+def _end_after(program: int) -> None:
     """End this process after the main program has ended, even if the main program was killed."""
     # Linux can signal the death of a parent (PR_SET_PDEATHSIG), but does so when the thread that forked ends.
     while os.getppid() == program:  # an orphan gets a new parent

@@ -20,7 +20,7 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging.run_lines import FORMAT, RUN_FILE, VERSION, JSONRunError, lines_of
 from avalanche_amnesia.logging.payloads import Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger
-from avalanche_amnesia.saving.files import replace_file, writing
+from avalanche_amnesia.saving.files import explain_errors, replace_file
 
 _FILES = {"media": "png", "records": "json"}
 """Folder for files of a run → extension of these files."""
@@ -55,7 +55,7 @@ class JSONWriter:
         if again:
             record.save(self.folder / f"records/{self._n['records']}.json")
         else:
-            self._append("record", path=self._saved("records", record))
+            self._append("record", path=self._save("records", record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
         """Append a line to the log that removes earlier values of ``tasks`` from the run's summary."""
@@ -68,11 +68,11 @@ class JSONWriter:
 
     def _append(self, kind: str, **content: Any) -> None:
         line = json.dumps({"kind": kind, **content}) + "\n"
-        with writing(self.folder):  # on a full disk the line stays in the file's buffer
+        with explain_errors(self.folder):  # on a full disk the line stays in the file's buffer
             self._file.write(line)
             self._file.flush()
 
-    def _saved(self, kind: str, content: Image.Image | UnlearningRecord) -> str:
+    def _save(self, kind: str, content: Image.Image | UnlearningRecord) -> str:
         """Save a picture or record to a new file, and return the file's path in the run's folder."""
         self._n[kind] += 1
         path = f"{kind}/{self._n[kind]}.{_FILES[kind]}"
@@ -82,7 +82,7 @@ class JSONWriter:
 
     def _as_json(self, value: Payload) -> Any:
         if isinstance(value, Image.Image):
-            path = self._saved("media", value)
+            path = self._save("media", value)
             return {"_type": "image", "path": path, "width": value.width, "height": value.height}
         if isinstance(value, Table):
             return {"_type": "table", "columns": list(value.columns), "data": [list(row) for row in value.rows]}
@@ -128,18 +128,18 @@ class JSONLogger(RunLogger):
         about = {"project": project, "name": name, "group": group, "job_type": job_type or "main"}
         head = {"kind": "run", "format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12], **about}
         line = json.dumps({**head, "config": dict(config or {})}) + "\n"  # a moved folder keeps its identifier
-        with writing(self._folder):
+        with explain_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             replace_file(self._folder / RUN_FILE, line.encode())
         super().__init__(JSONWriter(self._folder), named=name is not None, pictures=pictures)
 
-    def _missing(self) -> str:
+    def _no_run_text(self) -> str:
         if self._finished:
             return f"the run in {self._folder} is finished: call finish() last, or log to a new JSONLogger"
         return f"this logger was loaded without its run, which stays in {self._folder}: make a new JSONLogger"
 
 
-def replay(root: Path, writer: Any) -> bool:
+def copy_run(root: Path, writer: Any) -> bool:
     """Copy the logged run in ``root`` to ``writer``; if the run was killed, return False and leave the writer open."""
     exit_code: int | None = None
     for line in lines_of(root):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.saving.values import fits
+from avalanche_amnesia.saving.values import has_type
 
 RUN_FILE = "run.jsonl"
 FORMAT = "avalanche-amnesia run"
@@ -37,7 +37,7 @@ def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
             if number == 1 and (kind, line.get("format"), line.get("version")) != ("run", FORMAT, VERSION):
                 raise ValueError(f"it does not begin like a run of version {VERSION} of JSONLogger")
             for name, of in _LINES.get(kind, {}).items():
-                if not fits(line[name], of):
+                if not has_type(line[name], of):
                     raise ValueError(f"{name} is {line[name]!r:.80}")
             if kind == "record" and not _RECORD.fullmatch(line["path"]):  # the log may be untrusted
                 raise ValueError(f"{line['path']!r} is no place of a record")

@@ -76,7 +76,7 @@ def _send(folder: Path, project: str | None, mode: str) -> Outcome:
         sent, content = folder / SENT, (json.dumps(target) + "\n").encode()
         if sent.is_file() and sent.read_bytes() == content:
             return Outcome(folder, "unchanged", f"run {head['id']} was sent before ({mode}), nothing was added")
-        rows = _write(folder, head, target)
+        rows = _write_run(folder, head, target)
     except Exception as error:  # W&B raises many classes of errors; send the remaining runs anyway
         return Outcome(folder, "failed", f"failed, {type(error).__name__}: {error}")
     replace_file(sent, content)
@@ -84,11 +84,11 @@ def _send(folder: Path, project: str | None, mode: str) -> Outcome:
     return Outcome(folder, "sent", f"{rows} rows {where} project {target['project']}, run {head['id']}")
 
 
-def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
+def _write_run(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
     """Send a logged run to W&B, delete its earlier offline version, and return its number of rows."""
     import wandb
 
-    from avalanche_amnesia.lab.logging.json_lines import replay
+    from avalanche_amnesia.lab.logging.json_lines import copy_run
     from avalanche_amnesia.logging.wandb import WandBWriter
 
     rows = sum(line["kind"] == "row" for line in lines_of(folder))  # raises for a broken log before anything is sent
@@ -104,7 +104,7 @@ def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
     )
     ended, writer = False, WandBWriter(run)
     try:
-        ended = replay(folder, writer)
+        ended = copy_run(folder, writer)
     finally:
         if not ended:  # the run was killed or sending failed: mark it as failed at W&B
             writer.finish(1)

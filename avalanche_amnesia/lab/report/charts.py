@@ -60,29 +60,29 @@ class LineChart:
         ]
 
     @property
-    def places(self) -> Sequence[tuple[float, int]]:
+    def ticks(self) -> Sequence[tuple[float, int]]:
         """Return (position in per cent, task) for at most 15 ticks on the horizontal axis."""
         step = math.ceil(len(self.after) / 15)
         return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
 
-    def x(self, place: int) -> float:
+    def x(self, index: int) -> float:
         """Return the horizontal position of the task at an index in the stream, in per cent of the chart's width."""
-        return round(100 * (place + 0.5) / len(self.after), 2)
+        return round(100 * (index + 0.5) / len(self.after), 2)
 
     def y(self, value: float) -> float:
         """Return the vertical position of a number, in per cent of the chart's height from the top."""
         return round(100 - self.scale[1](value), 2)
 
-    def line(self, each: Series) -> str:
+    def line(self, series: Series) -> str:
         """Return the SVG points of a line through the means of a series."""
-        return " ".join(f"{self.x(at)},{self.y(value.mean)}" for at, value in each.points)
+        return " ".join(f"{self.x(at)},{self.y(value.mean)}" for at, value in series.points)
 
-    def band(self, each: Series) -> str:
+    def band(self, series: Series) -> str:
         """Return the SVG points around the range of a series over seeds, or an empty string if all seeds are equal."""
-        if all(value.low == value.high for _, value in each.points):
+        if all(value.low == value.high for _, value in series.points):
             return ""
-        above = [f"{self.x(at)},{self.y(value.high)}" for at, value in each.points]
-        return " ".join([*above, *(f"{self.x(at)},{self.y(value.low)}" for at, value in reversed(each.points))])
+        above = [f"{self.x(at)},{self.y(value.high)}" for at, value in series.points]
+        return " ".join([*above, *(f"{self.x(at)},{self.y(value.low)}" for at, value in reversed(series.points))])
 
 
 class Cell(NamedTuple):
@@ -129,10 +129,10 @@ def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
     ticks = [round(float(value), 12) for value in values]
     first, length = ticks[0], ticks[-1] - ticks[0]
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return 100 * (value - first) / length
 
-    return [(round(place(tick), 2), axis.tick_words(tick)) for tick in ticks], place
+    return [(round(position(tick), 2), axis.tick_words(tick)) for tick in ticks], position
 
 
 def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
@@ -142,12 +142,12 @@ def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
     first = min(first, last - 1)
     length = last - first + 1
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return 0.0 if value < RESOLUTION else 100 * (math.log10(value) - first + 1) / length
 
     step = math.ceil(length / 5)
-    decades = [(round(place(10.0**n), 2), axis.tick_words(10.0**n)) for n in range(last, first - 1, -step)]
-    return [(0.0, "below"), *reversed(decades)], place
+    decades = [(round(position(10.0**n), 2), axis.tick_words(10.0**n)) for n in range(last, first - 1, -step)]
+    return [(0.0, "below"), *reversed(decades)], position
 
 
 def legend_of(charts: Sequence[LineChart]) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """Titles, formats and explanations of a run's metrics, for the report page, the tables of studies and the demo.
 
 To add a metric, add it to ``metrics_of`` in ``lab/runs/measuring.py``, and here to :data:`COLUMNS` or
-:data:`READINGS` for the page; add it to :data:`MEANINGS`, too, for a column in the tables and the demo.
+:data:`TRACE_TESTS` for the page; add it to :data:`MEANINGS`, too, for a column in the tables and the demo.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ class Column:
 
     title: str
     page: str
-    of: Get
+    get: Get
     words: Callable[[float], str]
 
 
 @dataclass(frozen=True)
-class Reading:
+class TraceTest:
     """A test for traces of unlearned tasks: it compares a metric with its value on the retrained model.
 
     Attributes:
@@ -33,7 +33,7 @@ class Reading:
         axis: axis of its chart.
         key: key of its section.
         title: the question that the section answers.
-        beside: suffix of the metric to compare with, measured on the retrained model (for a distance, between two
+        compare_to: suffix of the metric to compare with, measured on the retrained model (for a distance, between two
             retrained models); or the full name of that metric.
         tolerance: largest excess that counts as equal, because a test set of 100 samples varies by as much.
         in_floors: if True, the tolerance is a multiple of the compared metric.
@@ -46,16 +46,16 @@ class Reading:
     axis: Axis
     key: str
     title: str
-    beside: str = "_reference"
+    compare_to: str = "_reference"
     tolerance: float = 0.05
     in_floors: bool = False
-    wider: str = ""
+    wider_floor: str = ""
     of_samples: bool = False
 
     @property
-    def compared(self) -> str:
+    def compared_metric(self) -> str:
         """Return the name of the metric that the test compares with ``metric``."""
-        return f"{self.metric}{self.beside}" if self.beside.startswith("_") else self.beside
+        return f"{self.metric}{self.compare_to}" if self.compare_to.startswith("_") else self.compare_to
 
 
 def jsd_names(moment: Moment) -> list[str]:
@@ -75,7 +75,7 @@ def jsd_of(suffix: str = "") -> Get:
 
 
 def ratio_of(moment: Moment, name: str) -> float | None:
-    """Return a distance ÷ its order floor, which is the distance of two models retrained with different data orders."""
+    """Return a distance ÷ its data-order floor, the distance of two models retrained with different data orders."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 
@@ -91,8 +91,8 @@ COLUMNS = {
     "difference": Column("AD", "against never unlearning", number("AccuracyDifference"), points),
     "control": Column("AD control", "its control", number("AccuracyDifference_control"), points),
     "jsd": Column("JSD", "JSD (bit)", jsd_of(), distance_in_words),
-    "order": Column("floor: order", "JSD floor: order", jsd_of("_floor_order"), distance_in_words),
-    "ratio": Column("JSD / floor", "JSD / order floor", lambda moment: ratio_of(moment, jsd_name(moment)), times),
+    "order": Column("floor: data order", "JSD floor: data order", jsd_of("_floor_order"), distance_in_words),
+    "ratio": Column("JSD / floor", "JSD / data-order floor", lambda moment: ratio_of(moment, jsd_name(moment)), times),
     "seed": Column("floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), distance_in_words),
     "unlearned": Column("old head", "old head", number("UnlearnedAccuracy"), percent),
     "reference": Column(
@@ -106,7 +106,7 @@ MEANINGS = {
     "difference": "accuracy difference to the model that never unlearned, points",
     "control": "what that model gains with its heads fitted again: only what AD has beyond it is due to unlearning",
     "jsd": "bits between the features here and in the retrained model; below detection: under 1e-9",
-    "ratio": "the same in units of its order floor, two retrained models apart; about 1: no more than chance",
+    "ratio": "the same in units of its data-order floor (of two retrained models); about 1: no more than chance",
     "unlearned": "accuracy on the unlearned tasks through the head and mask that they had, %",
     "reference": "what the same heads read from the retrained model, %: what old head reads beyond it may be a trace",
     "capacity": "share of the network that is free, %",
@@ -115,19 +115,19 @@ MEANINGS = {
 MEASURES = {key: COLUMNS[key] for key in MEANINGS}
 _SHARES = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
 _AUC = Axis("AUC", share, "{:g}".format, (0.0, 1.0))
-OLD_HEAD = Reading(
+OLD_HEAD = TraceTest(
     "UnlearnedAccuracy",
     "old head",
     _SHARES,
     "old-head",
     "Can the old head still read what was forgotten?",
 )
-READINGS = (
+TRACE_TESTS = (
     OLD_HEAD,
-    Reading("Relapse", "relapse", _SHARES, "relapse", "Does what was forgotten come back?"),
-    Reading("FewShot", "few-shot relearning", _SHARES, "few_shot", "How much of it do a few samples bring back?"),
-    Reading("Membership", "membership inference", _AUC, "membership", "Can one guess which samples were trained on?"),
-    Reading(
+    TraceTest("Relapse", "relapse", _SHARES, "relapse", "Does what was forgotten come back?"),
+    TraceTest("FewShot", "few-shot relearning", _SHARES, "few_shot", "How much of it do a few samples bring back?"),
+    TraceTest("Membership", "membership inference", _AUC, "membership", "Can one guess which samples were trained on?"),
+    TraceTest(
         "ForgottenSamples_accuracy",
         "forgotten samples",
         _SHARES,
@@ -135,7 +135,7 @@ READINGS = (
         "Are forgotten samples still known?",
         of_samples=True,
     ),
-    Reading(
+    TraceTest(
         "ForgottenSamples_membership",
         "membership of forgotten samples",
         _AUC,
@@ -144,7 +144,7 @@ READINGS = (
         of_samples=True,
     ),
 )
-JSD = Reading(
+JSD = TraceTest(
     "JSD_own",
     "JSD",
     Axis(
@@ -155,10 +155,10 @@ JSD = Reading(
     ),
     "jsd",
     "How far is it from a model that never saw the tasks?",
-    beside="_floor_order",
+    compare_to="_floor_order",
     tolerance=1.0,  # floors of two seeds differ by a factor of two and more
     in_floors=True,
-    wider="_floor_seed",
+    wider_floor="_floor_seed",
 )
-KEPT = Reading("Top1_Acc_Exp", "accuracy on remaining tasks", _SHARES, "", "", beside="Accuracy_reference")
+KEPT = TraceTest("Top1_Acc_Exp", "accuracy on remaining tasks", _SHARES, "", "", compare_to="Accuracy_reference")
 """Test of the accuracy on remaining tasks; if unlearning is exact, it equals the retrained model's accuracy."""

@@ -7,10 +7,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.lab.report.charts import legend_of
-from avalanche_amnesia.lab.report.measures import COLUMNS, JSD, OLD_HEAD, READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, planned, spread
+from avalanche_amnesia.lab.report.measures import COLUMNS, JSD, OLD_HEAD, TRACE_TESTS
+from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, plan_values, spread
 from avalanche_amnesia.lab.report.sections import sections_of
-from avalanche_amnesia.lab.report.tables import Row, Table, mean, of_seeds, table, text
+from avalanche_amnesia.lab.report.tables import Row, Table, by_seed, mean, table, text
 from avalanche_amnesia.lab.report.verdicts import FAR, FEWEST, FINDINGS, verdict_of
 from avalanche_amnesia.lab.report.wording import MISSING, listed, over_seeds, percent, points, seconds, tasks, times
 
@@ -23,58 +23,58 @@ def report_page(runs: Sequence[Run]) -> str:
     Runs that differ only in the seed are shown as one strategy, with the range over seeds. Equal runs give equal bytes.
     """
     found = entries(runs)
-    lines = [_line(entry) for entry in found]
+    lines = [_strategy_row(entry) for entry in found]
     return (
         _environment()
         .get_template("page.html.jinja")
         .render(
             about=_about(runs),
             lines=lines,
-            tests=list(dict.fromkeys(outcome.reading.check for line in lines for outcome in line["verdict"].outcomes)),
+            tests=list(dict.fromkeys(outcome.test.check for line in lines for outcome in line["verdict"].outcomes)),
             summary=_summary(lines),
             sections=sections_of(found),
-            readings={reading.key: reading for reading in (JSD, *READINGS)},
+            readings={test.key: test for test in (JSD, *TRACE_TESTS)},
             records=[
-                (e.name, planned(e.runs, "reasons"), of_seeds(f"Records of {e.name}", [e], _records)) for e in found
+                (e.name, plan_values(e.runs, "reasons"), by_seed(f"Records of {e.name}", [e], _records)) for e in found
             ],
         )
     )
 
 
-def _line(entry: Entry) -> Line:
+def _strategy_row(entry: Entry) -> Line:
     """Return the summary of a strategy, with accuracies on unlearned tasks or, without these, on unlearned samples."""
-    read_of = (each for each in READINGS if each is OLD_HEAD or each.of_samples)
-    reading = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
+    read_of = (each for each in TRACE_TESTS if each is OLD_HEAD or each.of_samples)
+    test = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
     metrics = (
-        ("here", reading.check, reading.metric),
-        ("retrained", "retrained model", f"{reading.metric}{reading.beside}"),
-        ("chance", "chance", f"{reading.metric}_chance"),
+        ("here", test.check, test.metric),
+        ("retrained", "retrained model", f"{test.metric}{test.compare_to}"),
+        ("chance", "chance", f"{test.metric}_chance"),
     )
     read = [(role, name, entry.spread(number(metric))) for role, name, metric in metrics]
     dots = [(role, name, value) for role, name, value in read if value is not None]
-    gains = [(name, entry.spread(COLUMNS[key].of)) for name, key in (("AD", "difference"), ("control", "control"))]
+    gains = [(name, entry.spread(COLUMNS[key].get)) for name, key in (("AD", "difference"), ("control", "control"))]
     return {
         "entry": entry,
         "verdict": verdict_of(entry.runs),
-        "forgotten": _forgotten(entry),
+        "forgotten": _requests_text(entry),
         "dots": dots,
         "read": ", ".join(f"{name} {over_seeds(value, percent)}" for _, name, value in dots),
-        "remaining": over_seeds(entry.spread(COLUMNS["remaining"].of), percent),
+        "remaining": over_seeds(entry.spread(COLUMNS["remaining"].get), percent),
         "difference": ", ".join(f"{name} {points(value.mean)}" for name, value in gains if value is not None),
-        "cost": _cost(entry),
+        "cost": _times(entry),
     }
 
 
-def _cost(entry: Entry) -> Sequence[str]:
+def _times(entry: Entry) -> Sequence[str]:
     """Return the mean times of an unlearning and of a retraining as two texts; an empty list if not measured."""
     unlearn, retrain = (spread(getattr(cost, what) for cost in entry.costs) for what in ("unlearn", "retrain"))
-    if unlearn is None or retrain is None or not any(run.obeys for run in entry.runs):
+    if unlearn is None or retrain is None or not any(run.unlearns for run in entry.runs):
         return []
     ratio = f" ({times(retrain.mean / unlearn.mean)})" if unlearn.mean else ""
     return [seconds(unlearn.mean), f"retraining {seconds(retrain.mean)}{ratio}"]
 
 
-def _forgotten(entry: Entry) -> str:
+def _requests_text(entry: Entry) -> str:
     if not entry.requests:
         return "nothing"
     told, unlearned = list[str](), entry.first.last.unlearned
@@ -93,7 +93,7 @@ def _summary(lines: Sequence[Line]) -> Table:
             "verdict": text(line["verdict"]),
             "seeds": text(len(line["entry"].runs)),
             "claim": text(line["verdict"].claim or MISSING),
-            **{column.page: mean(line["entry"].spread(column.of), column.words) for column in COLUMNS.values()},
+            **{column.page: mean(line["entry"].spread(column.get), column.words) for column in COLUMNS.values()},
             "time to unlearn": mean(spread(cost.unlearn for cost in line["entry"].costs), seconds),
             "time to retrain": mean(spread(cost.retrain for cost in line["entry"].costs), seconds),
         }

@@ -118,12 +118,12 @@ class Run:
         return self.moments[-1]
 
     @property
-    def obeys(self) -> bool:
+    def unlearns(self) -> bool:
         """Return False if all requests were only recorded and nothing was unlearned."""
         return not self.records or not all(NOT_OBEYED in record["plan"]["reasons"] for record in self.records)
 
     @property
-    def of_seed(self) -> str:
+    def seed_text(self) -> str:
         """Return the seed as text: ``seed 3``, or ``the run`` without a seed."""
         return "the run" if self.seed is None else f"seed {self.seed}"
 
@@ -167,9 +167,9 @@ class Entry:
         """Return the costs of all unlearnings of all seeds."""
         return [cost for run in self.runs for cost in run.costs]
 
-    def spread(self, get: Get, place: int = -1) -> Spread | None:
+    def spread(self, get: Get, position: int = -1) -> Spread | None:
         """Return mean and range over seeds of a number at a position in the stream; -1 is the end of the stream."""
-        return spread(get(run.moments[place]) for run in self.runs if place < len(run.moments))
+        return spread(get(run.moments[position]) for run in self.runs if position < len(run.moments))
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
@@ -181,7 +181,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(min(max(sum(there) / len(there), low), high), low, high)  # limits rounding errors
 
 
-def planned(runs: Sequence[Run], name: str) -> list[str]:
+def plan_values(runs: Sequence[Run], name: str) -> list[str]:
     """Return the distinct values in the list ``name`` of all unlearning plans of ``runs``."""
     plans = (record["plan"] for run in runs for record in run.records)
     return list(dict.fromkeys(entry for plan in plans for entry in plan.get(name, ())))
@@ -240,7 +240,7 @@ def read_run(folder: str | Path) -> Run:
                     signature = "signed, not checked" if signed else "not signed"
                     records.append({**asdict(record), "claim": claim_in_words(record), "signature": signature})
                 case "row":
-                    reader.take(line["values"])
+                    reader.add_row(line["values"])
                 case "end":
                     ended = line["exit_code"] == 0
         except FileNotFoundError as error:
@@ -255,7 +255,7 @@ def read_run(folder: str | Path) -> Run:
         folder=folder,
         name=head["name"] or strategy.get("method", folder.name),
         settings=settings,
-        seed=_cell(settings.get("seed", strategy.get("seed"))),
+        seed=_scalar(settings.get("seed", strategy.get("seed"))),
         versions=strategy.get("versions", {}),
         moments=reader.moments,
         records=records,
@@ -277,7 +277,7 @@ class _Reader:
         self._capacity_before: float | None = None
         self._event = self._ended = -1
 
-    def take(self, row: Mapping[str, Any]) -> None:
+    def add_row(self, row: Mapping[str, Any]) -> None:
         """Add a row of the log; a row with the table of events completes the current evaluation."""
         if row[EVENT] != self._event:  # drop metrics from before the event: their task may be unlearned now
             self._numbers, self._event = {}, row[EVENT]
@@ -291,35 +291,35 @@ class _Reader:
             self.costs.append(Cost(row[TASK], *(max(row[name], _LEAST) for name in _COST)))
         if EVENTS in row:
             columns = row[EVENTS]["columns"]
-            self._end([dict(zip(columns, map(_cell, cells), strict=True)) for cells in row[EVENTS]["data"]])
+            self._close([dict(zip(columns, map(_scalar, cells), strict=True)) for cells in row[EVENTS]["data"]])
 
-    def _end(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def _close(self, events: Sequence[Mapping[str, Any]]) -> None:
         if self._ended == self._event:  # a second evaluation replaces the first
             self._capacity_before = self.moments.pop().capacity_before
         before = self.moments[-1] if self.moments else None
         trained: dict[int, None] = {}
-        gone: dict[int, None] = {}
+        removed: dict[int, None] = {}
         parts: list[str] = []
         for event in events:
             if event["what"] == "trained":
-                gone.pop(event["task"], None)
+                removed.pop(event["task"], None)
                 trained[event["task"]] = None
             if _LISTED.fullmatch(event["unlearned"] or ""):
-                gone |= dict.fromkeys(_tasks(event["unlearned"]))
+                removed |= dict.fromkeys(_parse_tasks(event["unlearned"]))
             elif event["unlearned"]:
                 parts.append(event["unlearned"])
         self.claims = sum(event["claim"] is not None for event in events)
         listed = events[-1]["remaining"]  # None: the strategy has no ledger
-        remaining = tuple(task for task in trained if task not in gone) if listed is None else _tasks(listed)
+        remaining = tuple(task for task in trained if task not in removed) if listed is None else _parse_tasks(listed)
         # The log of a resumed run may lack earlier requests; their tasks still have an old head.
         read = [task for task in self._numbers.get("UnlearnedAccuracy", {}) if task is not None]
-        earlier = [task for task in read if task not in gone and task not in remaining]
+        earlier = [task for task in read if task not in removed and task not in remaining]
         self.moments.append(
             Moment(
                 task=events[-1]["task"],
                 remaining=remaining,
-                unlearned=(*earlier, *gone),
-                unlearned_now=tuple(task for task in gone if before is None or task not in before.unlearned),
+                unlearned=(*earlier, *removed),
+                unlearned_now=tuple(task for task in removed if before is None or task not in before.unlearned),
                 claim=next((event["claim"] for event in reversed(events) if event["claim"]), None),
                 numbers={name: dict(of) for name, of in self._numbers.items()},
                 parts=tuple(parts),
@@ -335,12 +335,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -_MOST <= value <= _MOST
 
 
-def _cell(value: object) -> Any:
+def _scalar(value: object) -> Any:
     """Return a logged number, text or bool unchanged; None for any other value, such as NaN or a number above 1e18."""
     return value if is_number(value) or isinstance(value, (str, bool)) else None
 
 
-def _tasks(listed: str | None) -> tuple[int, ...]:
+def _parse_tasks(listed: str | None) -> tuple[int, ...]:
     return tuple(map(int, listed.split(", "))) if listed else ()
 
 
@@ -351,13 +351,13 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     """
     if not runs:
         raise ValueError("a report needs at least one run")
-    groups = grouped(runs, lambda run: (run.name, json.dumps(seedless(run.settings), sort_keys=True)))
+    groups = group_by(runs, lambda run: (run.name, json.dumps(drop_seeds(run.settings), sort_keys=True)))
     for same, run in (pair for group in groups.values() for pair in combinations(group, 2)):
         # An equal identifier means copies of one log.
         if (run.seed is not None and run.seed == same.seed) or (run.id != "" and run.id == same.id):
-            raise ValueError(f"{same.folder} and {run.folder} hold the same run of {run.of_seed}: give each run once")
+            raise ValueError(f"{same.folder} and {run.folder} hold the same run of {run.seed_text}: give each run once")
     named = [name for name, _ in groups]
-    flats = [flat(seedless(group[0].settings)) for group in groups.values()]
+    flats = [flatten(drop_seeds(group[0].settings)) for group in groups.values()]
     found = []
     for name, mine, group in zip(named, flats, groups.values(), strict=True):
         alike = [each for other, each in zip(named, flats, strict=True) if other == name]
@@ -372,7 +372,7 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     return found
 
 
-def grouped(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def group_by(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Group items by key; keys and items keep their order."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
@@ -384,19 +384,19 @@ OF_STUDY = ("stream.", "network.", "training.")
 """Prefixes of the settings that all runs of a study share."""
 
 
-def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to dotted names such as ``training.epochs``."""
     found: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict) and value and not all(name.isdigit() for name in value):
-            found |= flat(value, f"{prefix}{key}.")
+            found |= flatten(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
 
 
-def seedless(value: Any, key: str = "") -> Any:
+def drop_seeds(value: Any, key: str = "") -> Any:
     """Return settings without seeds. Seeds inside ``options`` stay, because they are a part of the study."""
     if isinstance(value, dict):
-        return {name: seedless(inner, name) for name, inner in value.items() if name != "seed" or key == "options"}
+        return {name: drop_seeds(inner, name) for name, inner in value.items() if name != "seed" or key == "options"}
     return value

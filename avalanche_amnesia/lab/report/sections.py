@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, Cell, LineChart, Matrix, Series, scale_of
-from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, jsd_names, jsd_of, ratio_of
-from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flat, number
-from avalanche_amnesia.lab.report.tables import Row, Table, cell, of_moments, text
+from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, TRACE_TESTS, TraceTest, jsd_names, jsd_of, ratio_of
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flatten, number
+from avalanche_amnesia.lab.report.tables import Row, Table, by_moment, cell, text
 from avalanche_amnesia.lab.report.wording import MISSING, points, share, times
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
@@ -27,7 +27,7 @@ class Section(NamedTuple):
 
 def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
     """Return all sections by their key in the template, in the order of the page, including empty sections."""
-    lines = partial(_lines, entries)
+    lines = partial(_line_charts, entries)
     return {
         "accuracy": Section(matrices=[each for each in map(_accuracy_matrix, entries) if each.columns]),
         JSD.key: Section(
@@ -38,9 +38,9 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 ("order", "floor: another data order", jsd_of("_floor_order")),
                 ("seed", "floor: another seed", jsd_of("_floor_seed")),
             ),
-            tables=of_moments("JSD", entries, _jsd_rows),
+            tables=by_moment("JSD", entries, _jsd_rows),
         ),
-        **{reading.key: Section(_reading(entries, reading)) for reading in READINGS},
+        **{test.key: Section(_trace_charts(entries, test)) for test in TRACE_TESTS},
         "difference": Section(
             lines(
                 "accuracy difference",
@@ -49,7 +49,7 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 ("never", "control: only heads fitted again", _CONTROL),
             ),
         ),
-        "transfer": Section(tables=of_moments("Remaining tasks", entries, _transfer_rows)),
+        "transfer": Section(tables=by_moment("Remaining tasks", entries, _transfer_rows)),
         "capacity": Section(
             lines(
                 "free capacity",
@@ -60,8 +60,8 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
         ),
         "settings": Section(
             tables=[
-                _compared("Settings", "setting", entries, lambda run: flat(run.settings)),
-                _compared("Versions", "package", entries, lambda run: run.versions),
+                _comparison("Settings", "setting", entries, lambda run: flatten(run.settings)),
+                _comparison("Versions", "package", entries, lambda run: run.versions),
             ]
         ),
     }
@@ -80,14 +80,14 @@ def _jsd_rows(moment: Moment) -> Iterator[Row]:
         yield {
             "distance": text(name),
             "value": cell(moment.number(name), distance_in_words),
-            "floor: order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
-            "value / order floor": cell(ratio_of(moment, name), times),
+            "floor: data order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
+            "value / data-order floor": cell(ratio_of(moment, name), times),
             "floor: seed": cell(moment.number(f"{name}_floor_seed"), distance_in_words),
             "by task": text("; ".join(by_task) or MISSING),
         }
 
 
-def _compared(caption: str, what: str, entries: Sequence[Entry], of: Callable[[Run], Mapping[str, Any]]) -> Table:
+def _comparison(caption: str, what: str, entries: Sequence[Entry], of: Callable[[Run], Mapping[str, Any]]) -> Table:
     """Return a table of settings or versions with one column per strategy, taken from the strategy's first run."""
     found = [of(entry.first) for entry in entries]
     names = dict.fromkeys(name for each in found for name in each)
@@ -97,14 +97,14 @@ def _compared(caption: str, what: str, entries: Sequence[Entry], of: Callable[[R
     return Table(caption, (what, *(entry.name for entry in entries)), rows)
 
 
-def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[LineChart]:
+def _line_charts(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[LineChart]:
     """Return a line chart per strategy, all on one scale; ``wanted`` has a triple (role, name, getter) per line."""
     drawn = []
     for entry in entries:
         series = []
         for role, name, get in wanted:
-            values = ((place, entry.spread(get, place)) for place in range(len(entry.after)))
-            there = [(place, value) for place, value in values if value is not None]
+            values = ((position, entry.spread(get, position)) for position in range(len(entry.after)))
+            there = [(position, value) for position, value in values if value is not None]
             if there:
                 series.append(Series(role, name, there))
         if any(each.role == "here" for each in series):
@@ -113,10 +113,10 @@ def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str,
     return [LineChart(entry.name, title, each, axis, scale, entry.after, list(entry.requests)) for entry, each in drawn]
 
 
-def _reading(entries: Sequence[Entry], shown: Reading) -> list[LineChart]:
+def _trace_charts(entries: Sequence[Entry], shown: TraceTest) -> list[LineChart]:
     """Return charts of a metric of unlearned tasks, on this model and on the retrained model."""
     axis, beside = shown.axis, f"{shown.metric}_reference"
-    return _lines(
+    return _line_charts(
         entries,
         shown.check,
         replace(axis, label=f"mean {axis.label}"),
@@ -128,19 +128,19 @@ def _reading(entries: Sequence[Entry], shown: Reading) -> list[LineChart]:
 
 def _accuracy_matrix(entry: Entry) -> Matrix:
     tested = sorted({task for run in entry.runs for moment in run.moments for task in moment.accuracies})
-    cells = [[_accuracy_cell(entry, place, task) for task in tested] for place in range(len(entry.after))]
+    cells = [[_accuracy_cell(entry, position, task) for task in tested] for position in range(len(entry.after))]
     return Matrix(entry.name, "test accuracy (%)", entry.after, tested, cells)
 
 
-def _accuracy_cell(entry: Entry, place: int, task: int) -> Cell | None:
-    found = entry.spread(lambda moment: moment.accuracies.get(task), place)
+def _accuracy_cell(entry: Entry, position: int, task: int) -> Cell | None:
+    found = entry.spread(lambda moment: moment.accuracies.get(task), position)
     if found is None:
         return None
-    if entry.spread(number(OLD_HEAD.metric, task), place) is None:
+    if entry.spread(number(OLD_HEAD.metric, task), position) is None:
         return Cell(found.mean)
     below = []
     for suffix, name in (("reference", "retr."), ("chance", "chance")):
-        value = entry.spread(number(f"{OLD_HEAD.metric}_{suffix}", task), place)
+        value = entry.spread(number(f"{OLD_HEAD.metric}_{suffix}", task), position)
         if value is not None:
             below.append(f"{name} {100 * value.mean:.0f}")
     return Cell(found.mean, below, framed=True)

@@ -54,7 +54,7 @@ def text(content: Any) -> TableCell:
     return TableCell(str(content), str(content), isinstance(content, int))
 
 
-def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
+def by_seed(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
     """Return a list of one table with the rows of all runs, by strategy and seed; an empty list without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
@@ -65,13 +65,13 @@ def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], It
     return [table(f"{caption} (one row per seed; numbers in full when copied)", rows)] if rows else []
 
 
-def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
+def by_moment(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
     """Return a list of one table with rows of all evaluations, by strategy, seed and task; empty without rows."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
 
-    return of_seeds(caption, entries, rows_of_run)
+    return by_seed(caption, entries, rows_of_run)
 
 
 def csv_of(runs: Sequence[Run]) -> bytes:

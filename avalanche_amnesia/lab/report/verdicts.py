@@ -11,8 +11,8 @@ import numpy as np
 from avalanche_amnesia.audit.words import PROVED
 from avalanche_amnesia.contrib.metrics.statistics import paired_test
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
-from avalanche_amnesia.lab.report.measures import JSD, KEPT, READINGS, Reading, jsd_names
-from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, grouped, planned, spread
+from avalanche_amnesia.lab.report.measures import JSD, KEPT, TRACE_TESTS, TraceTest, jsd_names
+from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, group_by, plan_values, spread
 from avalanche_amnesia.lab.report.wording import listed, percent, tasks
 
 FAR = 8
@@ -59,7 +59,7 @@ class Outcome:
     """Outcome of one test for traces of unlearned tasks.
 
     Attributes:
-        reading: the test.
+        test: the test.
         finding: ``trace``; ``possible``: the excess over the retrained model is above the tolerance, but may be chance;
             ``likely``: it may be chance among tasks and seeds, but not among samples; ``weak``: the test could not have
             found a trace; ``clear``: the test could have found one, but did not.
@@ -69,7 +69,7 @@ class Outcome:
         pairs: number of compared pairs of task and seed.
     """
 
-    reading: Reading
+    test: TraceTest
     finding: Finding
     why: str = ""
     here: Spread | None = None
@@ -86,20 +86,20 @@ class Verdict:
     outcomes: Sequence[Outcome]
     rests_on: Sequence[str] = ()
     """Parts of the user's code that must be repeatable, if the claim is ``conditional``."""
-    beside: str = ""
+    notes: str = ""
     """Notes on the runs: requests not obeyed, records missing, or runs that stopped early."""
 
     def __str__(self) -> str:
-        return f"{WORDS[self.kind]}{', proved' * self._proved}"
+        return f"{WORDS[self.kind]}{', proved' * self._is_proved}"
 
     @property
-    def _proved(self) -> bool:
+    def _is_proved(self) -> bool:
         return self.kind == "exact" and self.claim == PROVED
 
     @property
     def why(self) -> str:
         """Return a short reason for the verdict as text, with notes on the runs."""
-        return "; ".join(words for words in (self._reason, self.beside) if words)
+        return "; ".join(words for words in (self._reason, self.notes) if words)
 
     @property
     def _reason(self) -> str:
@@ -109,10 +109,10 @@ class Verdict:
             tested = any(outcome.pairs for outcome in self.outcomes)
             more = f" and {len(self.rests_on) - 3} more" if len(self.rests_on) > 3 else ""
             rests = f", if these are repeatable: {', '.join(self.rests_on[:3])}{more}," if self.rests_on else ""
-            how = "a retrained model has the same bits," if self._proved else f"by construction{rests or ','}"
+            how = "a retrained model has the same bits," if self._is_proved else f"by construction{rests or ','}"
             return f"{how} and {'no test contradicts it' if tested else 'not tested'}"
         found = [outcome for outcome in self.outcomes if outcome.finding == self.kind]
-        deciding = listed([outcome.reading.check for outcome in found])
+        deciding = listed([outcome.test.check for outcome in found])
         if self.kind == "clear":
             return f"{deciding} agree"
         if self.kind == "likely":
@@ -129,14 +129,14 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
     ``trace``, else one with a likely trace for ``likely``; one possible trace leaves the verdict undecided. ``clear``
     needs every test to be able to find a trace.
     """
-    said, beside = claim_of(runs), "; ".join(_beside(runs))
+    claim, notes = claim_of(runs), "; ".join(_notes(runs))
     if not any(run.last.unlearned or run.last.parts for run in runs):  # no request, or learned again
-        return Verdict("nothing", said, (), beside=beside)
+        return Verdict("nothing", claim, (), notes=notes)
     by_construction: dict[str, Kind] = {"exact": "exact", PROVED: "exact", "conditional": "conditional"}
-    outcomes = list(_outcomes(runs, exact=said in by_construction))
-    kind: Kind = _gravest(outcomes).finding
-    kind = by_construction.get(said, kind) if kind in ("weak", "clear") else kind
-    return Verdict(kind, said, outcomes, planned(runs, "rests_on"), beside)
+    outcomes = list(_outcomes(runs, exact=claim in by_construction))
+    kind: Kind = _worst(outcomes).finding
+    kind = by_construction.get(claim, kind) if kind in ("weak", "clear") else kind
+    return Verdict(kind, claim, outcomes, plan_values(runs, "rests_on"), notes)
 
 
 def claim_of(runs: Sequence[Run]) -> str:
@@ -147,7 +147,7 @@ def claim_of(runs: Sequence[Run]) -> str:
     last = {run.records[-1]["claim"] if run.records and not run.unrecorded else "" for run in runs}
     claims = {record["claim"] for run in runs for record in run.records}
     claims |= {moment.claim for run in runs for moment in run.moments if moment.claim}
-    if not claims or not any(run.obeys for run in runs):
+    if not claims or not any(run.unlearns for run in runs):
         return ""
     if claims - {"exact", PROVED, "conditional"}:
         return "approximate"
@@ -156,8 +156,8 @@ def claim_of(runs: Sequence[Run]) -> str:
     return PROVED if last == {PROVED} else "exact"
 
 
-def _beside(runs: Sequence[Run]) -> Iterator[str]:
-    if not any(run.obeys for run in runs):
+def _notes(runs: Sequence[Run]) -> Iterator[str]:
+    if not any(run.unlearns for run in runs):
         yield "obeys no request"
     longest = max(len(run.moments) for run in runs)
     end = next(run.last.task for run in runs if len(run.moments) == longest)
@@ -166,97 +166,97 @@ def _beside(runs: Sequence[Run]) -> Iterator[str]:
         yield f"{missing} {'record is' if missing == 1 else 'records are'} missing"
     for run in runs:
         if not run.ended or (len(run.moments) < longest and run.last.task != end):
-            yield f"{run.of_seed} stopped after task {run.last.task}"
+            yield f"{run.seed_text} stopped after task {run.last.task}"
 
 
 def _outcomes(runs: Sequence[Run], exact: bool) -> Iterator[Outcome]:
     """Yield the outcomes of the tests of unlearned tasks and of unlearned samples, and one outcome for all JSDs."""
     whole, parts = any(run.last.unlearned for run in runs), any(run.last.parts for run in runs)
-    tests = [reading for reading in READINGS if (parts if reading.of_samples else whole)]
-    yield from (_outcome(reading, runs, exact) for reading in tests)
+    tests = [test for test in TRACE_TESTS if (parts if test.of_samples else whole)]
+    yield from (_outcome(test, runs, exact) for test in tests)
     if whole:
         shown, *others = dict.fromkeys(name for run in runs for name in jsd_names(run.last)) or [JSD.metric]
         through = [_outcome(replace(JSD, metric=name), runs, exact) for name in others]
-        yield _gravest(
+        yield _worst(
             [
                 _outcome(replace(JSD, metric=shown), runs, exact),
-                *(replace(each, why=f"{each.reading.metric}: {each.why or 'beyond both floors'}") for each in through),
+                *(replace(each, why=f"{each.test.metric}: {each.why or 'beyond both floors'}") for each in through),
             ]
         )
-    if exact and _unequal(KEPT, runs):
+    if exact and _differs(KEPT, runs):
         yield _outcome(KEPT, runs, exact)
 
 
-def _gravest(outcomes: Sequence[Outcome]) -> Outcome:
+def _worst(outcomes: Sequence[Outcome]) -> Outcome:
     return min(outcomes, key=lambda outcome: list(FINDINGS).index(outcome.finding))
 
 
-def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
-    found = _compared(reading, runs)
-    if exact and found.finding in ("clear", "weak") and _unequal(reading, runs):
+def _outcome(test: TraceTest, runs: Sequence[Run], exact: bool) -> Outcome:
+    found = _compare(test, runs)
+    if exact and found.finding in ("clear", "weak") and _differs(test, runs):
         return replace(found, finding="possible", why="not equal to the retrained model")
     return found
 
 
-def _unequal(reading: Reading, runs: Sequence[Run]) -> bool:
+def _differs(test: TraceTest, runs: Sequence[Run]) -> bool:
     """Return True if the test's metric differs between this model and the retrained model in any run."""
-    if reading.in_floors:  # the JSD of equal models is 0
-        return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(reading.metric, {}).values())
-    return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(reading, run))
+    if test.in_floors:  # the JSD of equal models is 0
+        return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(test.metric, {}).values())
+    return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(test, run))
 
 
-def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
+def _compare(test: TraceTest, runs: Sequence[Run]) -> Outcome:
     """Return the outcome of a test that compares a metric with its value on the retrained model, by task and seed."""
-    here, there = (spread(run.last.number(name) for run in runs) for name in (reading.metric, reading.compared))
-    pairs = [pair for run in runs for pair in _pairs(reading, run)]
+    here, there = (spread(run.last.number(name) for run in runs) for name in (test.metric, test.compared_metric))
+    pairs = [pair for run in runs for pair in _pairs(test, run)]
     ours, theirs = [pair.here for pair in pairs], [pair.there for pair in pairs]
-    low, high = _bounds(ours, theirs)
+    low, high = _difference_bounds(ours, theirs)
 
-    def found(finding: Finding, why: str = "") -> Outcome:
-        return Outcome(reading, finding, why, here, there, len(pairs))
+    def outcome(finding: Finding, why: str = "") -> Outcome:
+        return Outcome(test, finding, why, here, there, len(pairs))
 
     if here is None:
-        return found("weak", "not measured")
+        return outcome("weak", "not measured")
     if there is None or not pairs:
-        return found("weak", "no order floor" if reading.in_floors else "not measured on the retrained model")
-    unread = sorted({task for run in runs for task in _unread(reading, run)})
-    if reading.in_floors and max(ours) < RESOLUTION and not unread:
-        return found("clear")
-    mean, tolerance = fmean(ours) - fmean(theirs), _tolerance(reading, fmean(theirs))
+        return outcome("weak", "no data-order floor" if test.in_floors else "not measured on the retrained model")
+    unread = sorted({task for run in runs for task in _unmeasured(test, run)})
+    if test.in_floors and max(ours) < RESOLUTION and not unread:
+        return outcome("clear")
+    mean, tolerance = fmean(ours) - fmean(theirs), _tolerance(test, fmean(theirs))
     if mean > tolerance:
         if mean <= FAR * tolerance and low <= 0:
-            if by_samples := _likely(reading, runs):
-                return found("likely", by_samples)
-            return found("possible", f"{len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'} can't rule out chance")
-        wider = spread(run.last.number(f"{reading.metric}{reading.wider}") for run in runs)
-        if reading.wider and (wider is None or here.mean <= wider.mean):
-            return found("possible", "within another seed's floor" if wider else "no seed floor was measured")
-        return found("trace")
+            if by_samples := _likely_trace(test, runs):
+                return outcome("likely", by_samples)
+            return outcome("possible", f"{len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'} can't rule out chance")
+        wider_floor = spread(run.last.number(f"{test.metric}{test.wider_floor}") for run in runs)
+        if test.wider_floor and (wider_floor is None or here.mean <= wider_floor.mean):
+            return outcome("possible", "within another seed's floor" if wider_floor else "no seed floor was measured")
+        return outcome("trace")
     # Allow twice the tolerance for one task or one seed, because these vary more than the mean of all.
-    by_task = grouped(pairs, lambda pair: pair.task)
-    far = [task for task, of in by_task.items() if task is not None and _exceeds(reading, of)]
+    by_task = group_by(pairs, lambda pair: pair.task)
+    far = [task for task, of in by_task.items() if task is not None and _exceeds(test, of)]
     if far:
-        return found("possible", f"on {tasks(far)}")
-    alone = [run.of_seed for run in runs if _exceeds(reading, _pairs(reading, run))]
+        return outcome("possible", f"on {tasks(far)}")
+    alone = [run.seed_text for run in runs if _exceeds(test, _pairs(test, run))]
     if alone:
-        return found("possible", f"in {listed(alone)}")
+        return outcome("possible", f"in {listed(alone)}")
     if unread:
-        return found("weak", f"not measured on {tasks(unread)}")
-    if reading.axis.ends is not None and fmean(theirs) + tolerance > reading.axis.ends[1]:
-        return found("weak", "the retrained model leaves no room above it")
+        return outcome("weak", f"not measured on {tasks(unread)}")
+    if test.axis.ends is not None and fmean(theirs) + tolerance > test.axis.ends[1]:
+        return outcome("weak", "the retrained model leaves no room above it")
     if len(pairs) < FEWEST or high > tolerance:
-        return found("weak", "too few tasks and seeds")
-    return found("clear")
+        return outcome("weak", "too few tasks and seeds")
+    return outcome("clear")
 
 
-def _likely(reading: Reading, runs: Sequence[Run]) -> str:
+def _likely_trace(test: TraceTest, runs: Sequence[Run]) -> str:
     """Test all samples together for a likely trace; return the numbers as text, or an empty string for no trace.
 
     A one-sided test of two proportions of all test samples, of the model and of the higher one of two retrained models.
     The difference of these, which have other data orders, is added to the noise, because orders move whole tasks.
     """
-    names = (reading.metric, reading.compared, f"{reading.metric}_floor_order", f"{reading.metric}_samples")
-    found = [[run.last.number(name, pair.task) for name in names] for run in runs for pair in _pairs(reading, run)]
+    names = (test.metric, test.compared_metric, f"{test.metric}_floor_order", f"{test.metric}_samples")
+    found = [[run.last.number(name, pair.task) for name in names] for run in runs for pair in _pairs(test, run)]
     read = np.array(found, dtype=float)
     if len(read) < FEWEST or np.isnan(read).any():
         return ""
@@ -269,32 +269,32 @@ def _likely(reading: Reading, runs: Sequence[Run]) -> str:
     return f"{percent(here)} of {n:.0f} samples against {retrained} (p = {p:.1g})" if p < LIKELY else ""
 
 
-def _pairs(reading: Reading, run: Run) -> list[Pair]:
+def _pairs(test: TraceTest, run: Run) -> list[Pair]:
     """Return a pair per task measured on both models; if there is no such task, the pair of the mean over tasks."""
-    here, there = (run.last.numbers.get(name, {}) for name in (reading.metric, reading.compared))
+    here, there = (run.last.numbers.get(name, {}) for name in (test.metric, test.compared_metric))
     shared = [task for task in here if task in there]
     return [Pair(task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
 
 
-def _unread(reading: Reading, run: Run) -> set[int]:
+def _unmeasured(test: TraceTest, run: Run) -> set[int]:
     """Return the unlearned tasks without a value on one of both models; an empty set if only the mean exists."""
-    read = {pair.task for pair in _pairs(reading, run)}
-    return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
+    read = {pair.task for pair in _pairs(test, run)}
+    return set() if test.of_samples or None in read else set(run.last.unlearned) - read
 
 
-def _exceeds(reading: Reading, pairs: Sequence[Pair]) -> bool:
+def _exceeds(test: TraceTest, pairs: Sequence[Pair]) -> bool:
     """Return True if, on average over ``pairs``, this model exceeds the retrained one by twice the tolerance."""
     if not pairs:
         return False
     ours, theirs = fmean(pair.here for pair in pairs), fmean(pair.there for pair in pairs)
-    return ours - theirs > 2 * _tolerance(reading, theirs)
+    return ours - theirs > 2 * _tolerance(test, theirs)
 
 
-def _tolerance(reading: Reading, there: float) -> float:
-    return reading.tolerance * (there if reading.in_floors else 1.0)
+def _tolerance(test: TraceTest, there: float) -> float:
+    return test.tolerance * (there if test.in_floors else 1.0)
 
 
-def _bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+def _difference_bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """Return (lower, upper): one-sided 95 % bounds of the mean of ``ours - theirs``, by Student's t over the pairs."""
     if len(ours) < 2:
         return -math.inf, math.inf
@@ -306,4 +306,4 @@ def verdicts_as_text(entries: Sequence[Entry]) -> str:
     """Return one line per strategy with its name and verdict."""
     width = max(len(entry.name) for entry in entries)
     found = [(entry.name, verdict_of(entry.runs)) for entry in entries]
-    return "\n".join(f"{name:{width}}  {one}{f' ({one.beside})' * bool(one.beside)}" for name, one in found)
+    return "\n".join(f"{name:{width}}  {one}{f' ({one.notes})' * bool(one.notes)}" for name, one in found)

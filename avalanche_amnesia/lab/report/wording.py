@@ -38,7 +38,7 @@ def seconds(value: float) -> str:
     return seconds_in_words(value).replace(" ", _SPACE)
 
 
-def unitless(words: str) -> str:
+def without_unit(words: str) -> str:
     """Remove the unit from a formatted number."""
     return words.partition(_SPACE)[0]
 
@@ -51,7 +51,7 @@ def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
     if low == high:
         return mean
     if low.partition(_SPACE)[2] == high.partition(_SPACE)[2]:
-        low = unitless(low)  # write the unit only once
+        low = without_unit(low)  # write the unit only once
     return f"{mean} ({low} to {high})"
 
 

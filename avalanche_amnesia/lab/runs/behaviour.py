@@ -43,7 +43,7 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
         for name, value in moments.items():
             (tensors if isinstance(value, Tensor) else facts)[f"{place}: {name}"] = value
     facts |= {f"{of}.{name}": repr(v) for of, own in learning_settings(strategy).items() for name, v in own.items()}
-    scripts = [plugin for plugin in strategy.plugins if _is_a_script_s(plugin)]
+    scripts = [plugin for plugin in strategy.plugins if _is_script_plugin(plugin)]
     held = ((f"{type(plugin).__name__}.{name}", value) for plugin in scripts for name, value in vars(plugin).items())
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
     for path, of in assumptions.attributes_of(strategy).items():
@@ -53,7 +53,7 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if not name.endswith(".training")}  # evaluations change it
 
 
-def _is_a_script_s(plugin: Any) -> bool:
+def _is_script_plugin(plugin: Any) -> bool:
     """Return True if a plugin is the user's own and listens to no evaluation event, so evaluations cannot change it."""
     evaluates = any("_eval" in event and listens(plugin, event) for event in dir(plugin))
     return not evaluates and not type(plugin).__module__.startswith("avalanche")
@@ -67,69 +67,69 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = (), *, files: 
     of a file that it names) and tensors; state and data cover those in objects of this package and of Avalanche.
     """
     lines: set[str] = set()
-    names = {id(thing): type(thing).__qualname__ for thing in skip}
+    names = {id(obj): type(obj).__qualname__ for obj in skip}
     known: list[Any] = [*skip]  # keeps the objects alive, so that no id is used twice
     numbers = Counter[str]()
-    todo: deque[tuple[str, Any, bool]] = deque((f"[{at}]", thing, True) for at, thing in enumerate(roots))
+    todo: deque[tuple[str, Any, bool]] = deque((f"[{at}]", obj, True) for at, obj in enumerate(roots))
     while todo:
-        place, thing, told = todo.popleft()
-        if not isinstance(thing, _LEAVES) and id(thing) not in names:
-            known.append(thing)
-            inside = isinstance(thing, assumptions.CONTAINERS)
-            kind = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+        place, obj, told = todo.popleft()
+        if not isinstance(obj, _LEAVES) and id(obj) not in names:
+            known.append(obj)
+            inside = isinstance(obj, assumptions.CONTAINERS)
+            kind = f"{getattr(obj, '__module__', '')}.{getattr(obj, '__qualname__', type(obj).__qualname__)}"
             numbers[kind] += not inside
-            names[id(thing)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
-            tells = told if inside else isinstance(thing, assumptions.CALLED) or not _is_installed(thing)
-            todo += ((f"{name}{at}", part, tells) for at, part in _parts(thing, files=files))
-        elif isinstance(thing, (Tensor, np.ndarray)):
-            todo += ((f"{place}{at}", part, told) for at, part in _attributes(thing))
+            names[id(obj)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
+            tells = told if inside else isinstance(obj, assumptions.CALLED) or not _is_installed(obj)
+            todo += ((f"{name}{at}", part, tells) for at, part in _parts(obj, files=files))
+        elif isinstance(obj, (Tensor, np.ndarray)):
+            todo += ((f"{place}{at}", part, told) for at, part in _attributes(obj))
         if told:
-            text = names[id(thing)] if id(thing) in names else assumptions.as_text(thing)
-            names_file = files and isinstance(thing, (str, PurePath))
-            lines.add(f"{place} {text}{assumptions.hash_with_files([str(thing)]) if names_file else ''}")
+            text = names[id(obj)] if id(obj) in names else assumptions.as_text(obj)
+            names_file = files and isinstance(obj, (str, PurePath))
+            lines.add(f"{place} {text}{assumptions.hash_with_files([str(obj)]) if names_file else ''}")
     return sorted(lines)
 
 
-def _parts(thing: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
+def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
     """Yield pairs (path, value), such as path ``.code``, for the parts of a function, class, container or object."""
-    if isinstance(thing, (type, FunctionType)) and _is_installed(thing):
-        patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
+    if isinstance(obj, (type, FunctionType)) and _is_installed(obj):
+        patches = (value for value in vars(obj).items() if isinstance(value[1], FunctionType))
         yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
-        if thing is os.getenv:
+        if obj is os.getenv:
             yield ".environ", dict(sorted(os.environ.items()))
-    elif isinstance(thing, (*assumptions.CALLED, *assumptions.WRAPPERS)):
-        yield from (found := [*assumptions.parts_of(thing)])
+    elif isinstance(obj, (*assumptions.CALLED, *assumptions.WRAPPERS)):
+        yield from (found := [*assumptions.parts_of(obj)])
         if any(part is by_name for _, part in found for by_name in (eval, exec, globals)):  # it may read any of them
-            yield ".globals", {name: assumptions.as_text(v) for name, v in getattr(thing, "__globals__", {}).items()}
-        yield ".code", getattr(thing, "__code__", None)
-    elif isinstance(thing, assumptions.CONTAINERS):
-        yield from _attributes(thing)
-        items: Iterable[Any] = thing.items() if isinstance(thing, dict) else thing
-        if len(thing) >= assumptions.LONG:
+            yield ".globals", {name: assumptions.as_text(v) for name, v in getattr(obj, "__globals__", {}).items()}
+        yield ".code", getattr(obj, "__code__", None)
+    elif isinstance(obj, assumptions.CONTAINERS):
+        yield from _attributes(obj)
+        items: Iterable[Any] = obj.items() if isinstance(obj, dict) else obj
+        if len(obj) >= assumptions.LONG:
             with suppress(ValueError):  # of entries that are no plain values or arrays
-                yield "[…]", assumptions.hash_with_files(thing, sys.maxsize)
+                yield "[…]", assumptions.hash_with_files(obj, sys.maxsize)
                 return
         # Sets of text have another order in every process.
-        yield from (("[]" if isinstance(thing, (set, frozenset)) else f"[{at}]", v) for at, v in enumerate(items))
+        yield from (("[]" if isinstance(obj, (set, frozenset)) else f"[{at}]", v) for at, v in enumerate(items))
     else:
-        yield ".class", type(thing)
-        yield from _attributes(thing)
-        if isinstance(thing, GeneratorType) and thing.gi_frame:
-            yield ".frame", [thing.gi_code, thing.gi_frame.f_lasti, thing.gi_frame.f_locals, thing.gi_yieldfrom]
+        yield ".class", type(obj)
+        yield from _attributes(obj)
+        if isinstance(obj, GeneratorType) and obj.gi_frame:
+            yield ".frame", [obj.gi_code, obj.gi_frame.f_lasti, obj.gi_frame.f_locals, obj.gi_yieldfrom]
         # Such as re.Pattern.
-        if assumptions.is_installed(type(thing)) and (isinstance(thing, Random) or not assumptions.attributes(thing)):
+        if assumptions.is_installed(type(obj)) and (isinstance(obj, Random) or not assumptions.attributes(obj)):
             with suppress(Exception):  # of objects that can't be pickled
-                yield ".state", copyreg.dispatch_table.get(type(thing), lambda it: it.__reduce_ex__(2))(thing)
+                yield ".state", copyreg.dispatch_table.get(type(obj), lambda it: it.__reduce_ex__(2))(obj)
 
 
-def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    for name, held in assumptions.attributes(thing).items():
+def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
+    for name, held in assumptions.attributes(obj).items():
         if name not in _LEFT_OUT or (name in assumptions.LEADING_OUT and not _is_installed(held)):
             yield f".{name}", held
 
 
-def _is_installed(thing: Any) -> bool:
+def _is_installed(obj: Any) -> bool:
     """Return True for a class or function of an installed package, or for any object from a package in ``_HOSTS``."""
-    is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
-    module = str((thing if is_named else type(thing)).__module__)
-    return module.split(".")[0] in _HOSTS or (is_named and assumptions.is_installed(thing))
+    is_named = isinstance(obj, (type, FunctionType, BuiltinFunctionType))
+    module = str((obj if is_named else type(obj)).__module__)
+    return module.split(".")[0] in _HOSTS or (is_named and assumptions.is_installed(obj))

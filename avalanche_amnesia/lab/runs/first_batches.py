@@ -19,7 +19,7 @@ from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.unlearning.assumptions import open_in, replaced
+from avalanche_amnesia.unlearning.assumptions import open_in, replaced_methods
 
 _WORK: list[Callable[[], str]] = []
 """In a copy of the process: what it computes."""
@@ -37,25 +37,25 @@ def without_trace(read: Callable[[], str], strategy: Strategy, *given: Any) -> s
     Raises:
         NotRepeatableError: that copy ended without an answer, or needed more than 300 seconds.
     """
-    is_open = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced(strategy)]))
+    is_open = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced_methods(strategy)]))
     # CUDA can't be used after a fork, and reading looks at its random state.
     if not is_open or current_process().daemon or torch.cuda.is_available() or "fork" not in get_all_start_methods():
         return read()
     # As a worker of torch's DataLoader, but one that may have such workers itself.
-    with ProcessPoolExecutor(1, get_context("fork"), _begin, (read,)) as copy:
+    with ProcessPoolExecutor(1, get_context("fork"), _start_copy, (read,)) as copy:
         try:
-            return copy.submit(_in_copy).result()
+            return copy.submit(_call_in_copy).result()
         except (BrokenExecutor, SystemExit) as error:
             raise NotRepeatableError("the process that read its data ended, or needed more than 300 s") from error
 
 
-def _begin(read: Callable[[], str]) -> None:
+def _start_copy(read: Callable[[], str]) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(300)  # seconds until the copy is killed: first, because all else may wait for a lock
     _WORK.append(read)
 
 
-def _in_copy() -> str:
+def _call_in_copy() -> str:
     torch.set_num_threads(1)  # a copy has no other threads, and may wait for a lock that one of them held
     return _WORK[0]()
 
@@ -75,7 +75,7 @@ def first_batches(strategy: Strategy, experience: Any, steps: int, **options: An
             host.make_train_dataloader(**options)
             trigger_plugins(strategy, "before_training_exp", **options)
             random = rng_state()
-            first, second = (_read(strategy, steps, random) for _ in range(2))
+            first, second = (_hash_batches(strategy, steps, random) for _ in range(2))
         except Exception as error:  # any error that refuses the task; the training itself raises it again
             raise NotRepeatableError(
                 f"the training could not begin without plugins of others: {type(error).__name__}: {error}"
@@ -90,7 +90,7 @@ def first_batches(strategy: Strategy, experience: Any, steps: int, **options: An
     return first
 
 
-def _read(strategy: Strategy, steps: int, random: Any) -> list[list[str]]:
+def _hash_batches(strategy: Strategy, steps: int, random: Any) -> list[list[str]]:
     set_rng_state(random)
     some = islice(strategy.dataloader, steps)
     return [[tensor_hash(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)] for batch in some]

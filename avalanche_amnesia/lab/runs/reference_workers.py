@@ -13,7 +13,7 @@ import torch
 from avalanche_amnesia import checks
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.lab.executors.process import worker_processes
-from avalanche_amnesia.unlearning.claims import TRAINED_HERE
+from avalanche_amnesia.unlearning.claims import TRAINED_DATA
 
 _loaded: tuple[str, Any] = ("", None)
 """In a worker process: the file of the last loaded references, and these references."""
@@ -40,7 +40,7 @@ class ReferenceWorkers:
         names = ("make_strategy", "benchmark", "train_options", "store")
         file = Path(self._folder.name) / "references"
         arguments = {name: getattr(references, name) for name in names}
-        file.write_bytes(cloudpickle.dumps((arguments, TRAINED_HERE)))  # written once
+        file.write_bytes(cloudpickle.dumps((arguments, TRAINED_DATA)))  # written once
         executor = worker_processes(self._n)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(file), settings, *path) for path in paths]
@@ -73,6 +73,6 @@ def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, pat
     torch.set_default_dtype(dtype)
     if _loaded[0] != file:
         arguments, trained = cloudpickle.loads(Path(file).read_bytes())
-        TRAINED_HERE.update(trained)
+        TRAINED_DATA.update(trained)
         _loaded = (file, References(**arguments))
     _loaded[1].train_along(path, variant)

@@ -16,13 +16,13 @@ class RunPlan:
 
     Attributes:
         trainings: all trainings, counted once per model that needs the training.
-        there: states of trainings in the store.
+        stored: states of trainings in the store.
         to_compute: trainings left to do.
         seconds: their estimated time, by the store's mean training time; None if the store is empty.
     """
 
     trainings: int
-    there: int
+    stored: int
     to_compute: int
     seconds: float | None
 
@@ -33,7 +33,7 @@ class RunPlan:
         if self.seconds is not None:
             known = f"about {seconds_in_words(self.seconds)}, one after another"
         told = f"{self.to_compute} of {self.trainings} trainings are left to do; {known}."
-        return f"{told} Of the others, {self.there} are in the store, and the rest is shared."
+        return f"{told} Of the others, {self.stored} are in the store, and the rest is shared."
 
 
 def reference_paths(
@@ -51,11 +51,11 @@ def reference_paths(
     return paths
 
 
-def plan_paths(paths: Iterable[Sequence[str]], store: RunStore, beside: int = 0) -> RunPlan:
-    """Return the plan for paths (lists of state keys in a store) and for ``beside`` trainings outside the store."""
+def plan_paths(paths: Iterable[Sequence[str]], store: RunStore, further: int = 0) -> RunPlan:
+    """Return the plan for paths (lists of state keys in a store) and for ``further`` trainings outside the store."""
     keys = [key for path in paths for key in path]
     there = sum(map(store.has, set(keys)))
-    left = len(set(keys)) - there + beside
+    left = len(set(keys)) - there + further
     trained = [node.seconds for node in store.nodes() if node.step.startswith("train")]
     seconds = left * fmean(trained) if trained else (None if left else 0.0)
-    return RunPlan(len(keys) + beside, there, left, seconds)
+    return RunPlan(len(keys) + further, there, left, seconds)

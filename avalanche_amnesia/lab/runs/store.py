@@ -27,13 +27,13 @@ from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.lab.runs.behaviour import facts_of, script_code
 from avalanche_amnesia.lab.runs.first_batches import NotRepeatableError, first_batches, without_trace
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_state, write_state, writing
+from avalanche_amnesia.saving.files import BLOB, STATE, Parts, explain_errors, read_body, read_state, write_state
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.saving import encoded_state, give_state
+from avalanche_amnesia.training.host.saving import encoded_state, load_state_from
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
-from avalanche_amnesia.unlearning.assumptions import hooks_of, interceptors, patches, replaced, torch_settings
+from avalanche_amnesia.unlearning.assumptions import hooks_of, interceptors, patches, replaced_methods, torch_settings
 
 _STEPS = 3
 """Number of first mini-batches that enter the key of a training."""
@@ -90,7 +90,7 @@ class RunStore:
         foreign = [f.name for f in self.path.iterdir() if f.name not in ours] if self.path.is_dir() else []
         if foreign or self.path.is_file():
             raise StateError(f"{self.path} is no store of runs ({foreign[:3] or 'a file'}): give a new directory")
-        with writing(self.path):
+        with explain_errors(self.path):
             for name in ours:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
 
@@ -182,7 +182,7 @@ class RunStore:
     def lock(self, name: str) -> Iterator[None]:
         """Lock a state or the store for a ``with`` block; the lock is also released if the process crashes."""
         lock = FileLock(self.path / "locks" / name)
-        with writing(self.path):
+        with explain_errors(self.path):
             lock.acquire()
         try:
             yield
@@ -230,7 +230,7 @@ class StoredRun:
             self._fresh = deepcopy(encoded_state(strategy))  # a copy, because its tensors are shared with the strategy
         except StateError as error:
             self._stop(error)
-        self._root = self._held = _root_key(strategy, self._fresh)
+        self._root = self._loaded_key = _root_key(strategy, self._fresh)
         self._facts = facts_of(strategy)
 
     @property
@@ -251,8 +251,8 @@ class StoredRun:
     @property
     def strategy(self) -> Any:
         """The strategy in the run's current state."""
-        if self._held != self.key:
-            self._settle()
+        if self._loaded_key != self.key:
+            self._load_current()
         return self._strategy
 
     def restart(self) -> None:
@@ -268,7 +268,7 @@ class StoredRun:
             experience: experience of the strategy's stream.
             options: options of ``strategy.train``.
         """
-        self._go(
+        self._do_step(
             key=self._key_of_training(self.key, experience, options),
             name=f"train {experience.task_label}",
             do=lambda: self._train(experience, options),
@@ -298,7 +298,7 @@ class StoredRun:
         tasks = sorted(tasks)
         if unlearning_of(self._strategy) is None:
             raise RequestError(f"{type(self._strategy).__name__} does not unlearn: give it an UnlearningPlugin")
-        self._go(
+        self._do_step(
             key=_digest([self.key, {"unlearn": tasks, "options": script_code([dict(sorted(options.items()))])}]),
             name=f"unlearn {', '.join(map(str, tasks))}",
             do=lambda: unlearning_of(self._strategy).unlearn(self._strategy, tasks, **options),
@@ -311,7 +311,7 @@ class StoredRun:
         if self.key not in self._seconds:
             with suppress(StateError):
                 return float(read_body(self._store.path / "nodes" / self.key)[0]["node"]["seconds"])
-            self._settle()  # compute it again: another process has deleted it
+            self._load_current()  # compute it again: another process has deleted it
         return self._seconds[self.key]
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
@@ -322,41 +322,41 @@ class StoredRun:
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
         which = id(experience), repr(told := script_code([dict(sorted(options.items()))]))
         if which not in self._data:
-            self._leave_if_changed()
+            self._stop_if_changed()
         if self.stored and which not in self._data:
-            read = partial(_facts_of_data, self._strategy, experience, options)
+            read = partial(_data_facts, self._strategy, experience, options)
             try:
                 self._data[which] = experience, without_trace(read, self._strategy, experience, options)
             except NotRepeatableError as error:
-                self._leave(str(error))
+                self._stop_sharing(str(error))
         if not self.stored:
             return os.urandom(16).hex()
         return _digest([parent, {"train": int(experience.task_label), "data": self._data[which][1], "options": told}])
 
-    def _go(self, key: str, name: str, do: Callable[[], Any], trained: tuple[int, ...] = ()) -> None:
-        self._leave_if_changed()
+    def _do_step(self, key: str, name: str, do: Callable[[], Any], trained: tuple[int, ...] = ()) -> None:
+        self._stop_if_changed()
         key = key if self.stored else os.urandom(16).hex()  # a random key is never shared
         self._path.append(_Step(key, self.key, name, (*self.trained, *trained), do))
         try:
             if not (self.stored and self._store.has(key)):
-                self._settle()
+                self._load_current()
         except BaseException:
             self._path.pop()
             raise
 
-    def _leave_if_changed(self) -> None:
+    def _stop_if_changed(self) -> None:
         """Stop sharing states if other code has changed the strategy, because the keys do not cover such changes."""
-        if not self.stored or not self._held:
+        if not self.stored or not self._loaded_key:
             return
         now = facts_of(self._strategy)
         changed = [name for name in self._facts | now if self._facts.get(name) != now.get(name)]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            self._leave(f"between two steps somebody changed {', '.join(changed[:3])}{more}")
+            self._stop_sharing(f"between two steps other code changed {', '.join(changed[:3])}{more}")
 
-    def _leave(self, reason: str) -> None:
-        if self._held != self.key:
-            self._settle()
+    def _stop_sharing(self, reason: str) -> None:
+        if self._loaded_key != self.key:
+            self._load_current()
         self._stop(reason)
 
     def _stop(self, reason: StateError | str) -> None:
@@ -364,30 +364,30 @@ class StoredRun:
         self._fresh = None
         warnings.warn(f"the states of this run are not stored: {reason}", stacklevel=6)
 
-    def _settle(self) -> None:
+    def _load_current(self) -> None:
         """Set the strategy to the run's current state: load the last stored state, and compute the steps after it."""
         ahead: list[_Step] = []
         for step in reversed(self._path):
-            if self._held == step.key or self._takes(step.key):
+            if self._loaded_key == step.key or self._load_stored(step.key):
                 break
             ahead.append(step)
         else:
-            if self._held != self._root:
+            if self._loaded_key != self._root:
                 if not self.stored:
                     raise StateError("a step of this run failed, and no state is stored: build the strategy again")
-                self._held = ""  # after an interruption the strategy is in no known state
-                give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
-                self._stands_at(self._root)
+                self._loaded_key = ""  # after an interruption the strategy is in no known state
+                load_state_from(self._strategy, partial(deepcopy, self._fresh), self._store.path)
+                self._set_current(self._root)
         for step in reversed(ahead):
             with self._store.lock(step.key):
-                if not self._takes(step.key):  # another process may have computed it meanwhile
+                if not self._load_stored(step.key):  # another process may have computed it meanwhile
                     self._compute(step)
 
-    def _takes(self, key: str) -> bool:
+    def _load_stored(self, key: str) -> bool:
         """Load the state with this key into the strategy; return False if the state is missing or broken."""
         if not self.stored or not self._store.has(key):
             return False
-        self._held = ""
+        self._loaded_key = ""
 
         def read() -> Any:
             body, tensors = self._store.read(key)
@@ -395,21 +395,21 @@ class StoredRun:
             return body, tensors
 
         try:
-            give_state(self._strategy, read, self._store.path)
+            load_state_from(self._strategy, read, self._store.path)
         except StateError as error:
             warnings.warn(f"{error}; that state is computed again", stacklevel=5)
             return False
-        self._stands_at(key)
+        self._set_current(key)
         return True
 
-    def _stands_at(self, key: str) -> None:
-        self._held, self._facts = key, facts_of(self._strategy)
+    def _set_current(self, key: str) -> None:
+        self._loaded_key, self._facts = key, facts_of(self._strategy)
 
     def _compute(self, step: _Step) -> None:
         started = perf_counter()
-        self._held = ""  # after an interruption the previous state is loaded again
+        self._loaded_key = ""  # after an interruption the previous state is loaded again
         step.do()
-        self._stands_at(step.key)
+        self._set_current(step.key)
         self._seconds[step.key] = perf_counter() - started
         self.computed += 1
         if self.stored:
@@ -422,7 +422,7 @@ class StoredRun:
             self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, parts)
 
 
-def _facts_of_data(strategy: Strategy, experience: Any, options: Mapping[str, Any]) -> str:
+def _data_facts(strategy: Strategy, experience: Any, options: Mapping[str, Any]) -> str:
     """Hash the data of a training: samples, first mini-batches, code of the data set, requests, the stream's tasks.
 
     Inputs are read as in an evaluation: all inputs if they are in memory, else a few, evenly spaced.
@@ -452,7 +452,7 @@ def _root_key(strategy: Strategy, state: Any) -> str:
     users = [loss, getattr(loss, "training", None), strategy.optimizer, *strategy.plugins, *strategy.model.modules()]
     graphs = [part.code(mode) for part in users if isinstance(part, MaskedBackbone) for mode in (False, True)]
     patched = {f"{place}.{name}": value for place, name, _, value in patches(strategy)}
-    kept = [*map(type, skip), *users, dict(hooks_of(strategy)), replaced(strategy), *interceptors(), patched]
+    kept = [*map(type, skip), *users, dict(hooks_of(strategy)), replaced_methods(strategy), *interceptors(), patched]
     return _digest([{**body, "metrics": []}, held, around, strategy.device.type, graphs, script_code(kept, skip)])
 
 

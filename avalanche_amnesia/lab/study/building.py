@@ -31,7 +31,7 @@ from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
 from avalanche_amnesia.optimizers import check_optimizer
-from avalanche_amnesia.saving.typed import typed
+from avalanche_amnesia.saving.typed import to_type
 from avalanche_amnesia.training.update_rules import RULES
 
 OWN: dict[str, type] = {
@@ -70,7 +70,7 @@ def make_stream(settings: kinds.StreamSettings, seed: int, root: str | Path | No
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
     root = root or os.environ.get(ENVIRONMENT)
     offered = {"n_tasks": settings.n_tasks, "seed": seed, "root": root}
-    stream: CLScenario = _called(maker_of(settings.name, "stream.name"), given, offered, settings.name)
+    stream: CLScenario = _call(get_maker(settings.name, "stream.name"), given, offered, settings.name)
     if not hasattr(stream, "train_stream"):
         raise TypeError(f"{settings.name} returned {stream!r}, no benchmark: return what task_benchmark returns")
     if len(stream.train_stream) != settings.n_tasks:
@@ -81,15 +81,15 @@ def make_stream(settings: kinds.StreamSettings, seed: int, root: str | Path | No
     return stream
 
 
-def maker_of(name: str, place: str) -> Any:
-    """Return the function or class ``name`` that builds a stream or a network; errors name the setting ``place``."""
+def get_maker(name: str, path: str) -> Any:
+    """Return the function or class ``name`` that builds a stream or a network; errors name the setting ``path``."""
     if ":" in name:
-        return kinds.named(name, place)
-    ours = {"MLP": _mlp, "ResNet18": cifar_resnet18}
+        return kinds.find_named(name, path)
+    ours = {"MLP": _make_mlp, "ResNet18": cifar_resnet18}
     return ours[name] if name in ours else getattr(benchmarks if hasattr(benchmarks, name) else streams, name)
 
 
-def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
+def _call(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
     """Call a function with all arguments in ``given``, and with the arguments in ``offered`` that it accepts."""
     takes = inspect.signature(make).parameters
     rest = [parameter for parameter in takes.values() if parameter.kind is parameter.VAR_KEYWORD]
@@ -102,7 +102,7 @@ def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], o
 
 def make_scenario(settings: kinds.ScenarioSettings, n_tasks: int) -> Scenario:
     """Build the request scenario of an experiment."""
-    make = kinds.named(settings.name, "scenario", {name: getattr(scenarios, name) for name in kinds.SCENARIOS})
+    make = kinds.find_named(settings.name, "scenario", {name: getattr(scenarios, name) for name in kinds.SCENARIOS})
     known_options(settings.options, [*inspect.signature(make).parameters][1:], f"scenario {settings.name}")
     scenario: Scenario = make(n_tasks, **settings.options)
     return scenario
@@ -111,7 +111,7 @@ def make_scenario(settings: kinds.ScenarioSettings, n_tasks: int) -> Scenario:
 def make_network(settings: kinds.NetworkSettings, example: torch.Tensor) -> nn.Module:
     """Build a feature extractor with weights from torch's global generator; set ``features`` to its output width."""
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
-    network: nn.Module = _called(maker_of(settings.name, "network.name"), settings.options, offered, settings.name)
+    network: nn.Module = _call(get_maker(settings.name, "network.name"), settings.options, offered, settings.name)
     if not isinstance(network, nn.Module):
         raise TypeError(f"{settings.name} returned {network!r}, no network: return a torch.nn.Module")
     if checks.integer(getattr(network, "features", None)) is None:
@@ -128,7 +128,7 @@ def make_network(settings: kinds.NetworkSettings, example: torch.Tensor) -> nn.M
     return network
 
 
-def _mlp(shape: tuple[int, ...], widths: list[int]) -> nn.Module:
+def _make_mlp(shape: tuple[int, ...], widths: list[int]) -> nn.Module:
     if not widths:
         raise ValueError("network.widths must have one width at least, that of the features; got []")
     return MLP(prod(shape), hidden=widths[:-1], features=widths[-1])
@@ -136,7 +136,7 @@ def _mlp(shape: tuple[int, ...], widths: list[int]) -> nn.Module:
 
 def strategy_class(settings: kinds.MethodSettings) -> type:
     """Return the strategy class of a method."""
-    kind = kinds.named(settings.kind, "methods: kind", OWN | STOCK)
+    kind = kinds.find_named(settings.kind, "methods: kind", OWN | STOCK)
     if not (isinstance(kind, type) and issubclass(kind, SupervisedTemplate)):
         raise ValueError(f"methods: kind {settings.kind} is {kind!r}: name a class of strategies, as in MODULE:HAT")
     return kind
@@ -145,13 +145,13 @@ def strategy_class(settings: kinds.MethodSettings) -> type:
 def optimizer_class(settings: kinds.MethodSettings) -> type:
     """Return the optimizer class of a method."""
     there = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and c is not torch.optim.Optimizer}
-    kind: type = kinds.named(settings.optimizer, "methods: optimizer", there)
+    kind: type = kinds.find_named(settings.optimizer, "methods: optimizer", there)
     return kind
 
 
 def model_class(kind: type) -> type:
     """Return the model class of a strategy, from the annotation of its argument ``model``."""
-    annotation = _arguments(kind).get("model")
+    annotation = _argument_types(kind).get("model")
     if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
         return annotation
     if issubclass(kind, training.TaskStrategy):
@@ -169,15 +169,15 @@ def make_strategy(
     check_options(settings)
     if not issubclass(kind, training.TaskStrategy):
         return make_stock(settings, network, len(benchmark.train_stream), seed, **kwargs)
-    model, options = _model(kind, network, seed, settings.options)
+    model, options = _make_model(kind, network, seed, settings.options)
     if isinstance(options.get("isolation"), str):
         checks.one_of("options.isolation", options["isolation"], Literal["planned"])
         options |= {"isolation": Pools.planned(benchmark)}
-    options = {name: _object(name, value, kind, seed) for name, value in options.items()}
+    options = {name: _make_object(name, value, kind, seed) for name, value in options.items()}
     if settings.kind in kinds.OBEY_NOTHING:  # record requests without unlearning
         options["plugins"] = [training.TrajectoryPlugin(), training.UnlearningPlugin(obey=False)]
     fixed = {"seed": seed} | ({"train_epochs": 1} if kind is RanPAC else {})  # a second pass would add samples again
-    return _made(kind, settings, model, options | kwargs | fixed)
+    return _make_strategy(kind, settings, model, options | kwargs | fixed)
 
 
 def check_options(settings: kinds.MethodSettings) -> None:
@@ -185,17 +185,17 @@ def check_options(settings: kinds.MethodSettings) -> None:
     kind = strategy_class(settings)
     if settings.kind == "DER++":  # its plugin checks the options
         return
-    takes = _arguments(kind) | _arguments(model_class(kind))
+    takes = _argument_types(kind) | _argument_types(model_class(kind))
     if settings.kind == "Replay":
         takes["memory_per_task"] = takes.pop("mem_size")
     known_options(settings.options, takes.keys() - GIVEN, settings.kind)
     for name, value in settings.options.items():
-        given = _object(name, value, kind, seed=0) if issubclass(kind, training.TaskStrategy) else value
+        given = _make_object(name, value, kind, seed=0) if issubclass(kind, training.TaskStrategy) else value
         if name != "isolation":  # "planned" stands for an object, which needs the benchmark
-            typed(takes.get(name, Any), given, f"options.{name} of {settings.kind}")
+            to_type(takes.get(name, Any), given, f"options.{name} of {settings.kind}")
 
 
-def _arguments(kind: type) -> dict[str, Any]:
+def _argument_types(kind: type) -> dict[str, Any]:
     """Return name → type of a class's ``__init__`` arguments, including arguments passed to its base classes."""
     found: dict[str, Any] = {}
     for base in kind.__mro__:
@@ -216,7 +216,7 @@ def _arguments(kind: type) -> dict[str, Any]:
     return {name: of for name, of in found.items() if name != "self"}
 
 
-def _model(
+def _make_model(
     kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Build a method's model with the options that only the model accepts; return (model, all other options)."""
@@ -227,7 +227,7 @@ def _model(
     return model, {name: value for name, value in options.items() if name not in its}
 
 
-def _object(name: str, value: Any, kind: type, seed: int) -> Any:
+def _make_object(name: str, value: Any, kind: type, seed: int) -> Any:
     """Return the value of a strategy's option; if the option is an object, build the object from its settings."""
     masks = training.ScoredWeights if issubclass(kind, training.WSN) else training.HardAttention
     classes: dict[str, Maker] = {
@@ -237,11 +237,11 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
     }
     place = f"options.{name}"
     if name in classes and isinstance(value, Mapping):
-        return _called(classes[name], value, {}, place)
+        return _call(classes[name], value, {}, place)
     if name not in PARTS:
         return value
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
-    return _called(kinds.named(str(given.pop("name", "")), place, PARTS[name]), given, {"seed": seed}, place)
+    return _call(kinds.find_named(str(given.pop("name", "")), place, PARTS[name]), given, {"seed": seed}, place)
 
 
 def make_stock(
@@ -249,7 +249,7 @@ def make_stock(
 ) -> Any:
     """Build a new strategy of Avalanche with the unlearning plugins and a copy of the model's norm layers per task."""
     kind = strategy_class(settings)
-    model, options = _model(kind, network, seed, DEFAULTS.get(settings.kind, {}) | settings.options)
+    model, options = _make_model(kind, network, seed, DEFAULTS.get(settings.kind, {}) | settings.options)
     plugins: list[Any] = [
         training.SeedingPlugin(seed),
         training.InMemoryLoaderPlugin(),
@@ -260,13 +260,13 @@ def make_stock(
         per_task = checks.whole_number("options.memory_per_task", options.pop("memory_per_task", MEMORY))
         options["mem_size"] = per_task * n_tasks
     elif settings.kind == "DER++":
-        plugins.append(_called(DarkReplayPlugin, options, {"memory_per_task": MEMORY, "seed": seed}, "DER++"))
+        plugins.append(_call(DarkReplayPlugin, options, {"memory_per_task": MEMORY, "seed": seed}, "DER++"))
         options = {}
     fixed = {"criterion": nn.CrossEntropyLoss(), "plugins": plugins}
-    return _made(kind, settings, model, fixed | options | kwargs)
+    return _make_strategy(kind, settings, model, fixed | options | kwargs)
 
 
-def _made(kind: type, settings: kinds.MethodSettings, model: nn.Module, options: Mapping[str, Any]) -> Any:
+def _make_strategy(kind: type, settings: kinds.MethodSettings, model: nn.Module, options: Mapping[str, Any]) -> Any:
     optimizer = optimizer_class(settings)(model.parameters(), lr=settings.lr)
     check_optimizer(optimizer, model.parameters())
     quiet = {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])}
@@ -288,8 +288,8 @@ def check_names(cells: Iterable[kinds.Cell]) -> None:
         experiment, method = cell.experiment, cell.experiment.methods[cell.method]
         check_options(method)
         optimizer_class(method)
-        maker_of(experiment.stream.name, "stream.name")
-        maker_of(experiment.network.name, "network.name")
+        get_maker(experiment.stream.name, "stream.name")
+        get_maker(experiment.network.name, "network.name")
         make_scenario(experiment.scenarios[cell.scenario], experiment.stream.n_tasks)
 
 

@@ -13,7 +13,7 @@ from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Entry, Run, spread
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.verdicts import verdicts_as_text
-from avalanche_amnesia.lab.report.wording import MISSING, unitless
+from avalanche_amnesia.lab.report.wording import MISSING, without_unit
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.experiment import cells_of
@@ -73,7 +73,7 @@ def run_demo(
             runs.append(run_cell(cell, out / "runs" / cell.method, store, data_root, **beside))
     replace_file(out / "report.html", report_page(runs).encode())
     replace_file(out / "results.csv", csv_of(runs))
-    say(f"\nAt the end of the stream:\n\n{_at_the_end(runs)}\n\nEverything lies in {out}:\n{_FILES}")
+    say(f"\nAt the end of the stream:\n\n{_final_text(runs)}\n\nEverything lies in {out}:\n{_FILES}")
     say(f"Open {out / 'report.html'} to see what was forgotten.")
     return runs
 
@@ -86,12 +86,12 @@ _FILES = """\
 """
 
 
-def _at_the_end(runs: Sequence[Run]) -> str:
+def _final_text(runs: Sequence[Run]) -> str:
     """Return text with the verdicts on all runs, a table of their final measures, and the meanings of the measures."""
     rows = []
     for measure in MEASURES.values():
-        values = [measure.of(run.last) for run in runs]
-        rows.append([measure.title, *(MISSING if v is None else unitless(measure.words(v)) for v in values)])
+        values = [measure.get(run.last) for run in runs]
+        rows.append([measure.title, *(MISSING if v is None else without_unit(measure.words(v)) for v in values)])
     for what in ("unlearn", "retrain"):
         means = [spread(getattr(cost, what) for cost in run.costs) for run in runs]
         rows.append([f"seconds to {what}", *(MISSING if mean is None else f"{mean.mean:.2g}" for mean in means)])

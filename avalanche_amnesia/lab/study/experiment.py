@@ -11,9 +11,9 @@ import yaml
 
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
-from avalanche_amnesia.lab.report.reading import flat
+from avalanche_amnesia.lab.report.reading import flatten
 from avalanche_amnesia.lab.study import settings
-from avalanche_amnesia.saving.typed import typed
+from avalanche_amnesia.saving.typed import to_type
 
 SETTINGS = "settings.yaml"
 
@@ -26,14 +26,14 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456789"])
 
 
-def from_yaml(text: str | bytes, place: str) -> Any:
-    """Parse YAML text without running code from the text; error messages start with ``place``."""
+def from_yaml(text: str | bytes, path: str) -> Any:
+    """Parse YAML text without running code from the text; error messages start with ``path``."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # a character that YAML forbids has none
         line = "" if mark is None else f", line {mark.line + 1}"
-        raise ValueError(f"{place} is no YAML ({getattr(error, 'problem', 'no text')}{line})") from error
+        raise ValueError(f"{path} is no YAML ({getattr(error, 'problem', 'no text')}{line})") from error
 
 
 def read_experiment(
@@ -49,11 +49,11 @@ def read_experiment(
     Raises:
         ValueError, OSError: a file is missing or invalid, or a setting is unknown or has an invalid value.
     """
-    content = _extended(file)
-    profiles = typed(dict[str, dict[str, Any]], content.pop("profiles", {}), f"{file}: profiles")
+    content = _read_extended(file)
+    profiles = to_type(dict[str, dict[str, Any]], content.pop("profiles", {}), f"{file}: profiles")
     if profile is not None:
-        _known(str(file), "profile", profile, profiles)
-        content = _merged(content, profiles[profile])
+        _check_known(str(file), "profile", profile, profiles)
+        content = _merge(content, profiles[profile])
     try:
         return experiment_of(content, changes)
     except ValueError as error:
@@ -67,24 +67,24 @@ def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]]
         change = from_yaml(value, f"{name}={value}")
         for key in reversed(name.split(".")):
             change = {key: change}
-        content = _merged(content, change)
+        content = _merge(content, change)
     for key, what, kind in (("methods", "method", "kind"), ("scenarios", "scenario", "name")):
         if isinstance(content.get(key), Mapping):
             content[key] = {name: value for name, value in content[key].items() if value is not None}
             known = before.get(key) or {}
             for name, value in content[key].items():
                 if name not in known and not (isinstance(value, Mapping) and kind in value):
-                    _known("the experiment", what, name, known)
-    return cast(settings.Experiment, typed(settings.Experiment, content))
+                    _check_known("the experiment", what, name, known)
+    return cast(settings.Experiment, to_type(settings.Experiment, content))
 
 
-def _known(owner: str, what: str, name: str, known: Iterable[str]) -> None:
+def _check_known(owner: str, what: str, name: str, known: Iterable[str]) -> None:
     if name not in known:
         there = (", ".join(map(repr, known)) or "none") + did_you_mean(name, known)
         raise ValueError(f"{owner} has no {what} {name!r}, it has {there}")
 
 
-def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
+def _read_extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the settings of a YAML file, merged over the settings of the files named in its key ``extends``."""
     if not file.is_file():
         there = [path.name for path in file.parent.glob("*.y*ml")]
@@ -96,17 +96,17 @@ def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
         raise ValueError(f"{file} holds no settings: an experiment is 'name: …', 'methods: …' and so on")
     bases = content.pop("extends", [])
     result: dict[str, Any] = {}
-    for base in typed(list[str], [bases] if isinstance(bases, str) else bases, f"{file}: extends"):
-        result = _merged(result, _extended(file.parent / base, [*extending, file.resolve()]))
-    return _merged(result, content)
+    for base in to_type(list[str], [bases] if isinstance(bases, str) else bases, f"{file}: extends"):
+        result = _merge(result, _read_extended(file.parent / base, [*extending, file.resolve()]))
+    return _merge(result, content)
 
 
-def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of nested settings with ``changes`` merged in; values of ``changes`` take precedence."""
     result = dict(content)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = _merged(result[key], value) if both else value
+        result[key] = _merge(result[key], value) if both else value
     return result
 
 
@@ -130,23 +130,23 @@ def cells_of(
     Raises:
         ValueError: the experiment lacks a name, a setting is invalid, or no combination is supported.
     """
-    experiment = typed(settings.Experiment, asdict(experiment))
+    experiment = to_type(settings.Experiment, asdict(experiment))
     asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
     for what, given, known in asked:
         for name in given:
-            _known(f"experiment {experiment.name}", what, name, known)
+            _check_known(f"experiment {experiment.name}", what, name, known)
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
     cells = [settings.Cell(experiment, *names) for names in wanted]
     if not cells:
         raise ValueError(f"experiment {experiment.name} needs a method, a scenario and a seed at least")
-    hindered = [_hindrance(experiment.methods[cell.method], experiment.scenarios[cell.scenario]) for cell in cells]
+    hindered = [_why_not(experiment.methods[cell.method], experiment.scenarios[cell.scenario]) for cell in cells]
     found = [cell for cell, why in zip(cells, hindered, strict=True) if why is None]
     if not found:
         raise ValueError(f"{cells[0].method} under {cells[0].scenario}: {hindered[0]}; take another scenario or method")
     return found
 
 
-def _hindrance(method: settings.MethodSettings, scenario: settings.ScenarioSettings) -> str | None:
+def _why_not(method: settings.MethodSettings, scenario: settings.ScenarioSettings) -> str | None:
     """Return why a built-in method can't run under a scenario. None: it can, or the method is the user's own."""
     if method.kind in settings.OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
@@ -158,7 +158,7 @@ def _hindrance(method: settings.MethodSettings, scenario: settings.ScenarioSetti
     return None
 
 
-def resolved(cell: settings.Cell) -> dict[str, Any]:
+def all_settings(cell: settings.Cell) -> dict[str, Any]:
     """Return all settings of one run as nested dicts of plain values."""
     experiment = asdict(cell.experiment)
     return {
@@ -178,14 +178,14 @@ def folder_of(cell: settings.Cell, out: Path) -> Path:
 
 def is_done(cell: settings.Cell, folder: Path) -> bool:
     """Return True if a folder contains results of the run ``cell`` with equal settings."""
-    return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not changed(cell, folder)
+    return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not differences(cell, folder)
 
 
-def changed(cell: settings.Cell, folder: Path) -> list[str]:
+def differences(cell: settings.Cell, folder: Path) -> list[str]:
     """Return the names of settings that differ between a run and the results in its folder."""
     if not (folder / SETTINGS).is_file():
         return []
-    found, wanted = flat(yaml.safe_load((folder / SETTINGS).read_text()) or {}), flat(resolved(cell))
+    found, wanted = flatten(yaml.safe_load((folder / SETTINGS).read_text()) or {}), flatten(all_settings(cell))
     return [name for name in wanted | found if found.get(name, ...) != wanted.get(name, ...)]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from avalanche_amnesia.saving.typed import known_name
 
 METHODS = {
-    "AmnesiacHAT": "HAT that unlearns: masks over units; later tasks have heads in store for what they lose",
+    "AmnesiacHAT": "HAT that unlearns: masks over units; later tasks have spare heads, in case they lose units",
     "HAT": "learned masks over units, whose parameters later tasks leave alone; a control, obeys no request",
     "AdaHAT": "HAT in which later tasks may move used parameters a little; a control, obeys no request",
     "DisjointSubnets": "single weights of its own for every task; unlearns exactly",
@@ -21,7 +21,7 @@ METHODS = {
     "PALL": "WSN with a few steps of repair on kept samples after a request",
     "CLPU-DER++": "a side network for every task that may be requested; unlearns exactly",
     "Independent": "a network for every task; unlearns exactly",
-    "RanPAC": "a regression on features of a network that stays as it is; unlearns exactly, by subtraction",
+    "RanPAC": "a regression on features of a frozen network; unlearns exactly, by subtraction",
     "Naive": "Avalanche's fine-tuning, task after task",
     "EWC": "Avalanche's elastic weight consolidation",
     "LwF": "Avalanche's learning without forgetting, by distillation",
@@ -62,7 +62,7 @@ SCENARIOS = {
     "newest_first": "after every few tasks the one just learned",
     "bursts": "after every few tasks several at once",
     "deadline": "tasks become permanent after a few more; requests come at the last moment",
-    "permanent": "every few tasks one is permanent; each of the others goes one task later",
+    "permanent": "every few tasks one is permanent; each other task is unlearned one task later",
     "mid_task": "in the middle of a task's training the one before it",
     "relearn": "tasks go, and come again at the end",
 }
@@ -200,18 +200,18 @@ class Cell:
     seed: int
 
 
-def named(name: str, place: str, known: Mapping[str, Any] | None = None) -> Any:
-    """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``place``."""
+def find_named(name: str, path: str, known: Mapping[str, Any] | None = None) -> Any:
+    """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``path``."""
     if known:
         if name in known:
             return known[name]
-        known_name(name, known, place)
+        known_name(name, known, path)
     module, _, inside = name.partition(":")
     if not module or not inside:
-        raise ValueError(f"{place} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
+        raise ValueError(f"{path} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
     if os.getcwd() not in sys.path:  # not removed: the module may import its neighbours later
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), inside)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{place} {name}: {error}; run the command where {module}.py lies") from error
+        raise ValueError(f"{path} {name}: {error}; run the command where {module}.py lies") from error

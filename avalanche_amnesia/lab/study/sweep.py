@@ -23,7 +23,7 @@ from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.run_plan import RunPlan, plan_paths, reference_paths
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build, check_names
-from avalanche_amnesia.lab.study.experiment import SETTINGS, folder_of, is_done, resolved
+from avalanche_amnesia.lab.study.experiment import SETTINGS, all_settings, folder_of, is_done
 from avalanche_amnesia.lab.study.settings import Cell
 from avalanche_amnesia.saving.files import replace_file
 
@@ -39,11 +39,11 @@ def _as_worker() -> Iterator[None]:
         show = warnings.showwarning
 
         # A filter is not enough: Avalanche inserts its own filter first at each call of a deprecated function.
-        def shown(message: Any, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
+        def show_others(message: Any, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
             if not (issubclass(category, DeprecationWarning) and host in Path(filename).parents):
                 show(message, category, filename, *where, **more)
 
-        warnings.showwarning = shown
+        warnings.showwarning = show_others
         try:
             torch.set_num_threads(1)
             if torch.cuda.is_available():
@@ -69,18 +69,18 @@ def run_cell(
     benchmark, make = build(cell, root)
     kept = None if store is None else RunStore(store)
     stream, floors = cell.experiment.stream, cell.experiment.floors
-    requests = {e.task_label: [_asked(r) for r in e.requests] for e in benchmark.train_stream if e.requests}
-    settings = resolved(cell) | {"data": f"{stream.name}, {stream.n_tasks} tasks", "requests": requests}
+    requests = {e.task_label: [_request_values(r) for r in e.requests] for e in benchmark.train_stream if e.requests}
+    settings = all_settings(cell) | {"data": f"{stream.name}, {stream.n_tasks} tasks", "requests": requests}
     beside: dict[str, Any] = {"loggers": loggers, "progress": progress, "store": kept, "workers": workers}
     measure_run(cell.method, make, benchmark, folder, settings=settings, noise_floor=floors, **beside)
     run = read_run(folder)
     replace_file(folder / "results.csv", csv_of([run]))
-    saved = yaml.safe_dump(resolved(cell), sort_keys=False, allow_unicode=True)
+    saved = yaml.safe_dump(all_settings(cell), sort_keys=False, allow_unicode=True)
     replace_file(folder / SETTINGS, saved.encode())  # last: this file marks the results as complete
     return run
 
 
-def _asked(request: UnlearningRequest) -> Any:
+def _request_values(request: UnlearningRequest) -> Any:
     """Return an unlearning request as plain values: a list of tasks, or a dict of a task and its samples or classes."""
     parts = {name: list(getattr(request, name)) for name in ("samples", "classes") if getattr(request, name)}
     return {"task": request.tasks[0], **parts} if parts else list(request.tasks)

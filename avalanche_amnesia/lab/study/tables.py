@@ -16,16 +16,16 @@ from avalanche_amnesia.lab.report.reading import (
     OF_STUDY,
     Moment,
     Run,
+    drop_seeds,
     entries,
-    flat,
-    grouped,
+    flatten,
+    group_by,
     read_runs,
-    seedless,
     spread,
 )
 from avalanche_amnesia.lab.report.tables import csv_text
 from avalanche_amnesia.lab.report.verdicts import claim_of
-from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
+from avalanche_amnesia.lab.report.wording import MISSING, percent, points, without_unit
 from avalanche_amnesia.lab.study.experiment import slug
 from avalanche_amnesia.saving.files import replace_file
 
@@ -40,22 +40,22 @@ def read_study(folder: Path) -> list[Run]:
     return runs
 
 
-def _after(moment: Moment) -> dict[str, Any]:
+def _moment_values(moment: Moment) -> dict[str, Any]:
     """Return the tasks, accuracies and measures of an evaluation between two tasks as plain values."""
     return {
         "task": moment.task,
         "remaining": moment.remaining,
         "unlearned": moment.unlearned,
         "accuracy": moment.accuracy,
-        "measures": {key: measure.of(moment) for key, measure in MEASURES.items()},
+        "measures": {key: measure.get(moment) for key, measure in MEASURES.items()},
     }
 
 
-def _experiment(run: Run) -> str:
+def _experiment_name(run: Run) -> str:
     return str(run.settings["experiment"])
 
 
-def _scenario(run: Run) -> str:
+def _scenario_name(run: Run) -> str:
     return str(run.settings["scenario"]["name"])
 
 
@@ -65,23 +65,23 @@ def as_markdown(runs: Sequence[Run]) -> str:
     If an experiment has several scenarios, two tables with a column per scenario come first: accuracy and JSD.
     """
     lines: list[str] = []
-    for experiment, of_experiment in grouped(runs, _experiment).items():
-        lines += [f"# {experiment}", "", _setup(of_experiment[0].settings), ""]
-        scenarios = grouped(of_experiment, _scenario)
+    for experiment, of_experiment in group_by(runs, _experiment_name).items():
+        lines += [f"# {experiment}", "", _setup_text(of_experiment[0].settings), ""]
+        scenarios = group_by(of_experiment, _scenario_name)
         for name in ("remaining", "ratio") if len(scenarios) > 1 else ():
             lines += [f"## All scenarios: {MEASURES[name].title}", ""]
             body = [
-                [method, *(_cell([run for run in mine if _scenario(run) == one], name) for one in scenarios)]
-                for method, mine in grouped(of_experiment, lambda run: run.name).items()
+                [method, *(_mean_text([run for run in mine if _scenario_name(run) == one], name) for one in scenarios)]
+                for method, mine in group_by(of_experiment, lambda run: run.name).items()
             ]
             lines += _markdown(["method", *scenarios], body)
         for scenario, of_scenario in scenarios.items():
             lines += [f"## {scenario}", ""]
             body = []
-            for method, mine in grouped(of_scenario, lambda run: run.name).items():
+            for method, mine in group_by(of_scenario, lambda run: run.name).items():
                 seeds = ", ".join(map(str, sorted(run.seed for run in mine)))
                 claims = ", ".join(dict.fromkeys(claim_of([run]) or MISSING for run in mine))
-                body.append([method, seeds, claims, *(_cell(mine, name) for name in MEASURES)])
+                body.append([method, seeds, claims, *(_mean_text(mine, name) for name in MEASURES)])
             lines += _markdown(["method", "seeds", "claim", *(m.title for m in MEASURES.values())], body)
     lines += ["Means ± standard deviations over the seeds, at the end of the stream.", ""]
     lines += [f"* *{MEASURES[key].title}*: {meaning}" for key, meaning in MEANINGS.items()]
@@ -100,16 +100,16 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 @house_style
 def figure(runs: Sequence[Run]) -> Figure:
     """Plot accuracy of remaining tasks (left) and JSD to the retrained model (right): mean and range over seeds."""
-    scenarios, methods = grouped(runs, _scenario), list(grouped(runs, lambda run: run.name))
+    scenarios, methods = group_by(runs, _scenario_name), list(group_by(runs, lambda run: run.name))
     picture = new_figure(60 + len(scenarios) * (50 + 20 * len(methods)), width=650)
     axes = picture.subplots(len(scenarios), 2, squeeze=False, sharey=True)
     look = {"fmt": "o", "color": COLOURS["here"], "ecolor": (COLOURS["here"], 0.35), "elinewidth": 5}
     for (scenario, mine), (left, right) in zip(scenarios.items(), axes, strict=True):
-        of_methods = grouped(mine, lambda run: run.name)
+        of_methods = group_by(mine, lambda run: run.name)
         for ax, name in ((left, "remaining"), (right, "ratio")):
             for place, method in enumerate(methods):
                 none = _below_detection if name == "ratio" else lambda run: False
-                value = spread(0.0 if none(run) else MEASURES[name].of(run.last) for run in of_methods.get(method, ()))
+                value = spread(0.0 if none(run) else MEASURES[name].get(run.last) for run in of_methods.get(method, ()))
                 if value is not None:
                     reach = [[value.mean - value.low], [value.high - value.mean]]
                     ax.errorbar(value.mean, place, xerr=reach, clip_on=False, **look)
@@ -118,7 +118,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         left.set_yticks(range(len(methods)), methods)
         left.set_xlabel("accuracy of remaining tasks")
         left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
-        right.set_xlabel("JSD in units of its order floor")
+        right.set_xlabel("JSD in units of its data-order floor")
         right.set_xscale("symlog", linthresh=1)
         right.set_xlim(left=0)
         right.xaxis.set_major_formatter("{x:g}")
@@ -127,15 +127,15 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def _below_detection(run: Run) -> bool:
-    return (jsd := MEASURES["jsd"].of(run.last)) is not None and jsd < RESOLUTION
+    return (jsd := MEASURES["jsd"].get(run.last)) is not None and jsd < RESOLUTION
 
 
-def _check(runs: Sequence[Run]) -> None:
+def _check_comparable(runs: Sequence[Run]) -> None:
     """Raise ValueError if an experiment's runs differ in stream, network or budget, or a row's runs in any setting."""
     seen: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries(runs):  # raises an error for a run given twice
-        settings = flat(seedless(entry.first.settings))
-        names = _experiment(entry.first), entry.first.name, _scenario(entry.first)
+        settings = flatten(drop_seeds(entry.first.settings))
+        names = _experiment_name(entry.first), entry.first.name, _scenario_name(entry.first)
         for what, begins in ((names[:1], OF_STUDY), (names, ("",))):
             other = seen.setdefault(what, settings)
             differ = [k for k in settings | other if k.startswith(begins) and settings.get(k) != other.get(k)]
@@ -146,22 +146,22 @@ def _check(runs: Sequence[Run]) -> None:
 @house_style
 def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
     """Write ``results.csv``, ``results.md`` and, for each experiment, a figure and a JSON file per seed."""
-    _check(runs)
+    _check_comparable(runs)
     out.mkdir(parents=True, exist_ok=True)
     rows = []
     for run in runs:
-        names = _experiment(run), run.name, _scenario(run), run.seed
-        rows.append([*names, claim_of([run]), *(measure.of(run.last) for measure in MEASURES.values())])
+        names = _experiment_name(run), run.name, _scenario_name(run), run.seed
+        rows.append([*names, claim_of([run]), *(measure.get(run.last) for measure in MEASURES.values())])
     head = ["experiment", "method", "scenario", "seed", "claim", *MEASURES]
     contents = {"results.csv": csv_text([head, *rows]).encode(), "results.md": as_markdown(runs).encode()}
-    for experiment, mine in grouped(runs, _experiment).items():
+    for experiment, mine in group_by(runs, _experiment_name).items():
         drawn, picture = figure(mine), io.BytesIO()
         # A figure of many panels stays a file for a page; equal figures give equal bytes.
         drawn.savefig(picture, format="png", dpi=min(130, 2600 / drawn.get_figheight()), metadata={"Software": None})
         contents[f"{slug(experiment)}.png"] = picture.getvalue()
-        for seed, of_seed in sorted(grouped(mine, lambda run: run.seed).items()):
+        for seed, of_seed in sorted(group_by(mine, lambda run: run.seed).items()):
             shown = [
-                {"claim": claim_of([run]), "settings": run.settings, "after": list(map(_after, run.moments))}
+                {"claim": claim_of([run]), "settings": run.settings, "after": list(map(_moment_values, run.moments))}
                 for run in of_seed
             ]
             lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in shown)
@@ -171,21 +171,21 @@ def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
     return [out / name for name in contents]
 
 
-def _cell(runs: Sequence[Run], name: str) -> str:
+def _mean_text(runs: Sequence[Run], name: str) -> str:
     """Return mean and standard deviation of a measure over seeds as text; with a seed count if some seeds lack it."""
     words = MEASURES[name].words
-    found = [value for run in runs if (value := MEASURES[name].of(run.last)) is not None]
+    found = [value for run in runs if (value := MEASURES[name].get(run.last)) is not None]
     if not found:
         return distance_in_words(0.0) if name == "ratio" and runs and all(map(_below_detection, runs)) else MISSING
     some = f" ({len(found)} of {len(runs)})" if len(found) < len(runs) else ""
     mean, deviation = fmean(found), stdev(found) if len(found) > 1 else None
     if words in (percent, points):
         return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}") + some
-    told = unitless(words(mean)) + ("" if deviation is None or mean < RESOLUTION else f" ± {two_digits(deviation)}")
+    told = without_unit(words(mean)) + ("" if deviation is None or mean < RESOLUTION else f" ± {two_digits(deviation)}")
     return told + some
 
 
-def _setup(settings: Mapping[str, Any]) -> str:
+def _setup_text(settings: Mapping[str, Any]) -> str:
     """Return the stream, network and training settings of a study as one sentence."""
     stream, training = settings["stream"], settings["training"]
     images = "all training images" if stream["n_train"] is None else f"{stream['n_train']:,} training images"

@@ -134,7 +134,7 @@ def checked_criterion(criterion: Any) -> Callable[..., Any]:
     return criterion
 
 
-def listed(experiences: Any, call: str) -> list[Any]:
+def as_list(experiences: Any, call: str) -> list[Any]:
     """Return an experience, stream or list of experiences as a list; raise TypeError for any other value."""
     if _is_experience(experiences):
         return [experiences]
@@ -151,7 +151,7 @@ def listed(experiences: Any, call: str) -> list[Any]:
     return given
 
 
-def _is_experience(thing: object) -> bool:
-    if isinstance(thing, type):
+def _is_experience(obj: object) -> bool:
+    if isinstance(obj, type):
         return False
-    return isinstance(thing, CLExperience) or (hasattr(thing, "dataset") and hasattr(thing, "origin_stream"))
+    return isinstance(obj, CLExperience) or (hasattr(obj, "dataset") and hasattr(obj, "origin_stream"))

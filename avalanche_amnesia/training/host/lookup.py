@@ -17,7 +17,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche_amnesia.saving.known_objects import is_known_class
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.arguments import listed
+from avalanche_amnesia.training.host.arguments import as_list
 
 P = TypeVar("P")
 
@@ -53,7 +53,7 @@ def remaining_experiences(strategy: Strategy, experiences: Iterable[Any]) -> lis
     Raises:
         TypeError: if an item is not an experience.
     """
-    given = listed(experiences, "remaining_experiences(strategy, …)")
+    given = as_list(experiences, "remaining_experiences(strategy, …)")
     plugin = unlearning_of(strategy)
     if plugin is None:
         tasks = set(getattr(strategy.model, "known_train_tasks_labels", ()))
@@ -130,16 +130,16 @@ def sees_final_gradients(strategy: Strategy, plugin: object) -> bool:
     behind = [other for other in strategy.plugins[place + 1 :] if listens(other, "before_update")]
     handlers = [getattr(other, "before_update") for other in behind]  # noqa: B009 - plugins need no base class
     loop = [getattr(type(strategy), name) for name in ("training_epoch", "_before_update", "optimizer_step")]
-    return all(_is_from(handler, "avalanche_amnesia") for handler in handlers) and all(
-        _is_from(function, "avalanche_amnesia", "avalanche") for function in loop
+    return all(_is_defined_in(handler, "avalanche_amnesia") for handler in handlers) and all(
+        _is_defined_in(function, "avalanche_amnesia", "avalanche") for function in loop
     )
 
 
-def _is_from(function: object, *packages: str) -> bool:
+def _is_defined_in(function: object, *packages: str) -> bool:
     return str(getattr(function, "__module__", "")).split(".")[0] in packages
 
 
-def _announcer(event: str) -> Callable[..., None]:
+def _make_announcer(event: str) -> Callable[..., None]:
     def announce(self: Any, **kwargs: Any) -> None:
         listeners = self._listeners.get(event)
         if listeners is None:
@@ -173,13 +173,13 @@ class ListenerDispatch:
                 plugin.after_training_exp(self, **kwargs)
         self._listeners = {}
 
-    def _and_forget(self, method: str, **kwargs: Any) -> None:
+    def _then_clear(self, method: str, **kwargs: Any) -> None:
         """Call Avalanche's ``method``, then clear the cached listeners."""
         getattr(super(), method)(**kwargs)
         self._listeners = {}  # the handlers of Avalanche's evaluator cannot be pickled
 
 
 for _event in EVENTS_OF_ITERATIONS:
-    setattr(ListenerDispatch, f"_{_event}", _announcer(_event))
+    setattr(ListenerDispatch, f"_{_event}", _make_announcer(_event))
 for _method in ("_before_training_exp", "_before_eval_exp", "_after_eval"):
-    setattr(ListenerDispatch, _method, partialmethod(ListenerDispatch._and_forget, _method))
+    setattr(ListenerDispatch, _method, partialmethod(ListenerDispatch._then_clear, _method))

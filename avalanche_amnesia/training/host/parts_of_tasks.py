@@ -17,15 +17,15 @@ from torch import Tensor
 
 from avalanche_amnesia.audit.record import UnlearningPlan
 from avalanche_amnesia.benchmarks.data import targets_of, task_data
-from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without, join_by
-from avalanche_amnesia.benchmarks.stream_labels import labelled
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, join_if, without_positions
+from avalanche_amnesia.benchmarks.stream_labels import relabel
 from avalanche_amnesia.bits import model_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
-from avalanche_amnesia.processes import of_first
+from avalanche_amnesia.processes import from_first
 from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.arguments import listed
+from avalanche_amnesia.training.host.arguments import as_list
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.host.rollback import Snapshot
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
@@ -37,7 +37,7 @@ _AT_A_TIME = 256  # samples in memory while copies are searched
 
 
 @dataclass
-class ForgottenSamples:
+class ForgottenPositions:
     """Salted hashes of the positions of unlearned samples, in tasks that remain.
 
     Attributes:
@@ -57,39 +57,39 @@ class ForgottenSamples:
         there = self.hashes.get(task, frozenset())
         return [at for at, digest in enumerate(self.hashes_of(task, range(n))) if digest in there] if there else []
 
-    def left_out(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
+    def positions_by_task(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
         """Return task → positions of the task's forgotten samples; ``sizes``: task → number of the task's samples."""
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 
-    def without(self, tasks: Collection[int]) -> Self:
+    def without_tasks(self, tasks: Collection[int]) -> Self:
         """Return a copy without the hashes of ``tasks``."""
         return type(self)(self.salt, {task: held for task, held in self.hashes.items() if task not in tasks})
 
 
-class LeftOut:
+class PartRequest:
     """Checked request for samples or classes of a task; ``labels``: position → label of the task's remaining samples.
 
     Attributes: ``hashes`` of the requested samples; ``closed``: labels without remaining samples; ``forgotten``: hashes
-    of all unlearned samples, these included; ``gone``, ``before`` and ``held``: positions of the requested samples, of
-    samples unlearned earlier, and of all samples not unlearned earlier.
+    of all unlearned samples, these included; ``requested``, ``earlier`` and ``learned``: positions of the requested
+    samples, of samples unlearned earlier, and of all others.
     """
 
     def __init__(
-        self, forgotten: ForgottenSamples, task: int, request: UnlearningRequest, labels: dict[int, int], event: str
+        self, forgotten: ForgottenPositions, task: int, request: UnlearningRequest, labels: dict[int, int], event: str
     ) -> None:
         n, there = len(labels) + len(forgotten.hashes.get(task, ())), set(labels.values())
         check_part(request, task, n, there, event)
-        self.held, self.before = list(labels), set(range(n)) - labels.keys()
-        self.gone = {*request.samples, *(at for at in labels if labels[at] in request.classes)} - self.before
-        if not self.gone:
+        self.learned, self.earlier = list(labels), set(range(n)) - labels.keys()
+        self.requested = {*request.samples, *(at for at in labels if labels[at] in request.classes)} - self.earlier
+        if not self.requested:
             raise RequestError(f"{event}: all of these samples of task {task} are forgotten already")
-        if len(self.gone) == len(labels):
+        if len(self.requested) == len(labels):
             raise RequestError(f"{event}: task {task} would be left without samples: unlearn it as a whole, [{task}]")
-        salted = forgotten if forgotten.salt else replace(forgotten, salt=of_first(secrets.token_hex(16)))
-        self.hashes = tuple(sorted(salted.hashes_of(task, self.gone)))
+        salted = forgotten if forgotten.salt else replace(forgotten, salt=from_first(secrets.token_hex(16)))
+        self.hashes = tuple(sorted(salted.hashes_of(task, self.requested)))
         held = salted.hashes.get(task, frozenset()).union(self.hashes)
         self.forgotten = replace(salted, hashes={**salted.hashes, task: held})
-        self.closed = tuple(sorted(there - {labels[at] for at in labels if at not in self.gone}))
+        self.closed = tuple(sorted(there - {labels[at] for at in labels if at not in self.requested}))
 
     def copies(self, experience: Any) -> list[int]:
         """Return the positions of remaining samples that equal a requested sample bit for bit."""
@@ -98,8 +98,8 @@ class LeftOut:
             for some in torch.arange(len(experience.dataset)).split(_AT_A_TIME):
                 x, _ = task_data(experience, some)
                 rows += map(tensor_hash, x) if isinstance(x, Tensor) else ()
-        requested = {rows[at] for at in self.gone if rows}
-        return [at for at, row in enumerate(rows) if row in requested and at not in self.gone | self.before]
+        requested = {rows[at] for at in self.requested if rows}
+        return [at for at, row in enumerate(rows) if row in requested and at not in self.requested | self.earlier]
 
 
 def warn_of_copies(copies: Sequence[int], task: int, event: str) -> None:
@@ -111,21 +111,21 @@ def warn_of_copies(copies: Sequence[int], task: int, event: str) -> None:
         )
 
 
-class StreamInUse:
+class LastStream:
     """Weak reference to the stream of the last training; pickled copies do not contain it."""
 
     def __init__(self) -> None:
         self._held: Any = lambda: None
 
     def __reduce__(self) -> Any:
-        return StreamInUse, ()
+        return LastStream, ()
 
-    def __deepcopy__(self, memo: Any) -> StreamInUse:
-        twin = StreamInUse()
+    def __deepcopy__(self, memo: Any) -> LastStream:
+        twin = LastStream()
         twin._held = self._held
         return twin
 
-    def note(self, experience: Any) -> None:
+    def remember(self, experience: Any) -> None:
         """Store a weak reference to an experience, through which its stream is found."""
         self._held = weakref.ref(experience)
 
@@ -134,14 +134,14 @@ class StreamInUse:
         last = self._held()
         found = getattr(last, "origin_stream", None) or [last]
         if given is not None:
-            found = labelled(listed(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
+            found = relabel(as_list(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
             raise RequestError(
                 f"{event}: for this request to task {task} its data is needed (in a shell, --benchmark): give its "
                 f"experience, data=benchmark.train_stream[…], or parts" + ("" if given is None else f", not {given!r}")
             )
-        same = join_by(fingerprint, of_task)
+        same = join_if(fingerprint, of_task)
         if same is None:
             raise RequestError(
                 f"{event}: not the data of task {task}, its labels differ: give its experience, or all of its parts, "
@@ -150,7 +150,7 @@ class StreamInUse:
         return same
 
 
-class Reproduced(Exception):
+class TrialDone(Exception):
     """Exception that undoes a trial retraining with all samples. It has tensor hashes, and the weights' ``place``."""
 
     def __init__(self, hashes: Mapping[str, str], place: str) -> None:
@@ -168,7 +168,7 @@ class Reproduced(Exception):
             )
 
 
-def retraining(
+def make_retraining(
     plugin: Any,
     strategy: Strategy,
     request: Iterable[int] | UnlearningRequest,
@@ -180,7 +180,7 @@ def retraining(
     """Check a request for samples or classes of a task, put it into the plan, and return two retraining functions.
 
     The first retrains the task without the samples, inside the unlearning. The second retrains it with them and raises
-    :class:`Reproduced`, which undoes its changes. Both use ``data`` or the stream's; they are None for whole tasks.
+    :class:`TrialDone`, which undoes its changes. Both use ``data`` or the stream's; they are None for whole tasks.
     """
     if not isinstance(request, UnlearningRequest) or not request.is_partial:
         return None, None
@@ -199,46 +199,46 @@ def retraining(
     n = len(kept) + len(forgotten.hashes.get(task, ())) if stored else len(targets_of(experience))
     held = sorted(set(range(n)).difference(forgotten.positions(task, n)))
     labels = (kept[:, -1] if stored else targets_of(experience)[held]).tolist()
-    left = LeftOut(forgotten, task, request, dict(zip(held, labels, strict=True)), event)
-    first = plugin.claims.training(task)
+    left = PartRequest(forgotten, task, request, dict(zip(held, labels, strict=True)), event)
+    first = plugin.claims.training_of(task)
     not_kept = [name for name, value in first.options.items() if isinstance(value, tuple)]
     if not_kept:
         raise RequestError(
             f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), not kept: unlearn it as a whole"
         )
     plan = replace(
-        context.plan, tasks=(), removed=(), trajectory_bytes=0, **plugin.claims.decided_beside(context, first)
+        context.plan, tasks=(), removed=(), trajectory_bytes=0, **plugin.claims.fields_after_retraining(context, first)
     )
     context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)
 
     if subtracts:
-        return _subtracting(plugin, context, task, left, experience), None
+        return _subtraction(plugin, context, task, left, experience), None
 
-    def trained(data: Any, how: str, context: UnlearningContext, change: Transaction) -> None:
+    def retrain(data: Any, how: str, context: UnlearningContext, change: Transaction) -> None:
         plugin.forget(strategy, context.tasks, change)
         try:
             train_again(strategy, data, first.options, change)
         except (ValueError, DivergedError) as error:
             raise RequestError(f"{event}: task {task} can't be trained {how}: {error}. Nothing was changed") from error
 
-    def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        trained(experience_without(experience, left.gone | left.before), "without these samples", context, change)
+    def retrain_without(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+        retrain(without_positions(experience, left.requested | left.earlier), "without these samples", context, change)
         warn_of_copies(left.copies(experience), task, event)  # last, because some data sets change when they are read
         change.set(plugin, forgotten=left.forgotten)
         if not reproduce:
             plugin.claims.assume(task, f"code and data of task {task}, unchanged since its training", change)
-        return replace(context.plan, **plugin.claims.decided_beside(context, first))
+        return replace(context.plan, **plugin.claims.fields_after_retraining(context, first))
 
-    def as_before(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        first_data = experience_without(experience, left.before) if left.before else experience
-        trained(first_data, "again with all of its samples (reproduce=False leaves that out)", context, change)
+    def reproduce_training(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+        first_data = without_positions(experience, left.earlier) if left.earlier else experience
+        retrain(first_data, "again with all of its samples (reproduce=False leaves that out)", context, change)
         hashes = model_hashes(strategy.model)
-        raise Reproduced(hashes, plugin.claims.training(task).place)
+        raise TrialDone(hashes, plugin.claims.training_of(task).place)
 
-    return again, as_before
+    return retrain_without, reproduce_training
 
 
-def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftOut, experience: Any) -> TrainAgain:
+def _subtraction(plugin: Any, context: UnlearningContext, task: int, left: PartRequest, experience: Any) -> TrainAgain:
     """Return a function that subtracts samples from an AnalyticModel's sums; without ``experience``, stored samples."""
     strategy, event, model = context.strategy, context.event, context.strategy.model
     sums, logs = model.task_state(), context.trajectory.logs
@@ -249,14 +249,14 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
             f"settings with which the task was learned, or unlearn the whole task, [{task}]"
         )
 
-    def read(places: Tensor) -> Tensor:
-        """Return the rows (features and label) of the learned samples at the positions ``places``."""
+    def read(indices: Tensor) -> Tensor:
+        """Return the rows (features and label) of the learned samples at the positions ``indices``."""
         if experience is None:
-            return model.heads[task].kept[places]
+            return model.heads[task].kept[indices]
         with preserved_rng():
             before = generators()
             try:
-                x, y = task_data(experience, torch.tensor(left.held)[places], training=True)
+                x, y = task_data(experience, torch.tensor(left.learned)[indices], training=True)
                 rows = model.rows(model.features(x.to(strategy.device)), y.to(strategy.device))
             except Exception as error:  # raised by the user's data, or by a network that can't run on them
                 raise refusal(f"the samples can't be read ({type(error).__name__}: {error})") from error
@@ -264,26 +264,26 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
                 raise refusal(f"the data of task {task} draw random numbers")
         return rows
 
-    def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+    def subtract_samples(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         plugin.forget(strategy, context.tasks, change)
         model.restore_task_state(sums)  # the task was removed as a whole
         context.trajectory.logs = logs
         hashes, hashes_of = model.heads[task].hashes, model.heads[task].hashes_of
-        if len(hashes) != len(left.held):
-            raise refusal(f"task {task} learned {len(hashes)} samples, and its data has {len(left.held)} by now")
-        places = torch.tensor([place for place, at in enumerate(left.held) if at in left.gone])
-        asked = torch.isin(hashes.cpu(), hashes.cpu()[places]).nonzero()[:, 0]  # also their copies
-        requested = torch.isin(asked, places)
+        if len(hashes) != len(left.learned):
+            raise refusal(f"task {task} learned {len(hashes)} samples, and its data has {len(left.learned)} by now")
+        indices = torch.tensor([place for place, at in enumerate(left.learned) if at in left.requested])
+        asked = torch.isin(hashes.cpu(), hashes.cpu()[indices]).nonzero()[:, 0]  # also their copies
+        requested = torch.isin(asked, indices)
         rows = torch.cat([read(some) for some in asked.split(_AT_A_TIME)])
-        if other := [left.held[at] for at in asked[(hashes_of(rows) != hashes[asked]).cpu()]]:
+        if other := [left.learned[at] for at in asked[(hashes_of(rows) != hashes[asked]).cpu()]]:
             why = "have other features than in its training, or a loader or plugin repeated samples there"
             raise refusal(f"samples {other[:10]} of task {task} {why}")
-        model.subtract(task, places, rows[requested])
-        warn_of_copies([left.held[at] for at in asked[~requested]], task, event)
+        model.subtract(task, indices, rows[requested])
+        warn_of_copies([left.learned[at] for at in asked[~requested]], task, event)
         change.set(plugin, forgotten=left.forgotten)
         return context.plan
 
-    return again
+    return subtract_samples
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:

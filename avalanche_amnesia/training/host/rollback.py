@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.saving.known_objects import CONTAINERS, entries_of, is_known, is_known_class, known_parts
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import set_attributes
-from avalanche_amnesia.training.task_in_training import restore_users, states_of_users
+from avalanche_amnesia.training.task_in_training import restore_user_plugins, user_plugin_states
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
@@ -37,7 +37,7 @@ class Snapshot:
         if complete:
             self._attributes = dict(vars(strategy))
             networks = [each for each in (strategy.model, strategy._criterion) if isinstance(each, nn.Module)]
-            with whole(strategy.model):
+            with register_all(strategy.model):
                 modules = [module for network in networks for module in network.modules()]
                 tensors = [t for network in networks for t in (*network.parameters(), *network.buffers())]
             roots = [*plugins, *getattr(strategy.evaluator, "metrics", ())]
@@ -54,10 +54,10 @@ class Snapshot:
         found = list(known_parts(roots, {id(each): each for each in (strategy, strategy.evaluator)}))
         parts = [each for each in found if isinstance(each, CONTAINERS)]
         parts += [vars(each) for each in (optimizer, *found) if each is optimizer or is_known(each)]
-        parts += [part for module in modules for part in _parts_of(module)]
+        parts += [part for module in modules for part in _containers_of(module)]
         self._contents = [(part, entries_of(part)) for part in parts]
         self._values = [(each, each.detach().clone(), each.requires_grad, each.grad) for each in tensors]
-        self._users = states_of_users(strategy) if complete else ()
+        self._users = user_plugin_states(strategy) if complete else ()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -67,16 +67,16 @@ class Snapshot:
         else:
             vars(self._strategy).update(self._attributes)
         for part, entries in self._contents:
-            _refill(part, entries)
+            _restore_container(part, entries)
         for tensor, value, learns, gradient in self._values:
             if not torch.equal(tensor, value):  # an expanded tensor can't be written into
                 tensor.detach().copy_(value)
             if tensor.is_leaf:
                 tensor.requires_grad_(learns).grad = gradient
-        restore_users(self._users)
+        restore_user_plugins(self._users)
 
 
-def _parts_of(module: nn.Module) -> Iterator[Any]:
+def _containers_of(module: nn.Module) -> Iterator[Any]:
     """Yield a module's ``vars`` and torch's dicts. In classes of Avalanche or this package, yield all containers."""
     yield vars(module)
     known = is_known_class(type(module))
@@ -87,7 +87,7 @@ def _parts_of(module: nn.Module) -> Iterator[Any]:
             yield vars(value)
 
 
-def _refill(part: Any, entries: list[Any]) -> None:
+def _restore_container(part: Any, entries: list[Any]) -> None:
     """Restore the contents ``entries`` of a dict, set or list, in their order; do nothing if they are unchanged."""
     now, half = entries_of(part), len(entries) // 2
     if len(now) == len(entries) and all(map(is_, now, entries)):
@@ -103,7 +103,7 @@ def _refill(part: Any, entries: list[Any]) -> None:
 # The task in its last steps ----------------------------------------------------------------------------------------
 
 
-def begin_finishing(strategy: Strategy) -> None:
+def begin_task_end(strategy: Strategy) -> None:
     """Take a snapshot of the strategy before the first plugin finishes the task. Later calls do nothing."""
     if not is_finishing(strategy):
         strategy.rollback_point = Snapshot(strategy, complete=False)
@@ -114,14 +114,14 @@ def is_finishing(strategy: Strategy) -> bool:
     return getattr(strategy, "rollback_point", None) is not None
 
 
-def finish(plugin: Any, strategy: Strategy) -> None:
+def finish_task(plugin: Any, strategy: Strategy) -> None:
     """Drop the snapshot if ``plugin`` is the last to finish a task. Only an unlearning can remove the task then."""
     # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
     if plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins):
         strategy.rollback_point = None
 
 
-def go_back(strategy: Strategy) -> None:
+def restore_snapshot(strategy: Strategy) -> None:
     """Restore the snapshot from after a task's last training step, if there is one, and drop the snapshot."""
     if is_finishing(strategy):
         strategy.rollback_point.restore()
@@ -130,7 +130,7 @@ def go_back(strategy: Strategy) -> None:
 
 def abort_training(strategy: Strategy) -> None:
     """Undo an interrupted task: restore its snapshot, call each plugin's ``undo_training``; safe to call again."""
-    go_back(strategy)
+    restore_snapshot(strategy)
     for plugin in strategy.plugins:
         if hasattr(plugin, "undo_training"):
             plugin.undo_training(strategy)

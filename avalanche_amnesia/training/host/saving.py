@@ -12,9 +12,9 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.audit.signing import key_of, signature_of, signed_by
+from avalanche_amnesia.audit.signing import as_key, signature_of, verifier_of
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.processes import by_first
+from avalanche_amnesia.processes import run_first
 from avalanche_amnesia.saving.encoding import decode, encode
 from avalanche_amnesia.saving.files import Parts, as_state_error, read_state, write_state
 from avalanche_amnesia.saving.strategy_settings import learning_settings
@@ -41,9 +41,9 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
     """
     place, sign = checks.path("path", path), None
     if key is not None:
-        sign = partial(signature_of, private_key=key_of(key, "private"))
+        sign = partial(signature_of, private_key=as_key(key, "private"))
     body, parts = encoded_state(strategy)
-    by_first(lambda: write_state(place, body, parts, sign=sign))
+    run_first(lambda: write_state(place, body, parts, sign=sign))
     return place
 
 
@@ -53,15 +53,15 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
     _refuse_in_training(strategy, "save")
     return encode(
         {
-            "strategy": _name(strategy),
+            "strategy": _class_name(strategy),
             "settings": learning_settings(strategy),
             "device": strategy.device.type,
             "model": states.model_state(strategy.model),
             "optimizer": _optimizer_state(strategy),
-            "host": states.state_of(strategy, _not_kept(strategy)),
+            "host": states.state_of(strategy, _unsaved_names(strategy)),
             "criterion": states.state_of(strategy._criterion),
-            "plugins": [[_name(plugin), states.state_of(plugin)] for plugin in _plugins(strategy)],
-            "metrics": [[_name(metric), states.state_of(metric)] for metric in _metrics(strategy)],
+            "plugins": [[_class_name(plugin), states.state_of(plugin)] for plugin in _saved_plugins(strategy)],
+            "metrics": [[_class_name(metric), states.state_of(metric)] for metric in _saved_metrics(strategy)],
         }
     )
 
@@ -84,26 +84,26 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
             damaged or settings differ. If loading a part failed or was interrupted, the strategy refuses to train,
             evaluate, unlearn or be saved until a state is loaded.
     """
-    place, check = checks.path("path", path), None if key is None else signed_by(key)
-    give_state(strategy, partial(read_state, place, check=check), place)
+    place, check = checks.path("path", path), None if key is None else verifier_of(key)
+    load_state_from(strategy, partial(read_state, place, check=check), place)
 
 
-def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: Path) -> None:
+def load_state_from(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: Path) -> None:
     """Load the state that ``read`` returns into a strategy; for the errors see :func:`load_state`."""
     _refuse_in_training(strategy, "load")
     before, mark = strategy.plugins, UnfinishedLoad(path)
     plugins = [plugin for plugin in before if not isinstance(plugin, UnfinishedLoad)]
     strategy.plugins = [mark, *plugins]
-    fault = f"{path} holds what no state of a {type(strategy).__name__} holds"
+    fault = f"{path} has entries that no state of a {type(strategy).__name__} has"
     with as_state_error(path, fault):
         try:
             state = decode(*read(), strategy.device)
             _check_fits(strategy, state, path)
-            mine = _plugins(strategy)  # in their saved order; the evaluator keeps its position
-            ordered = [mine.pop([*map(_name, mine)].index(name)) for name, _ in state["plugins"]]
+            mine = _saved_plugins(strategy)  # in their saved order; the evaluator keeps its position
+            ordered = [mine.pop([*map(_class_name, mine)].index(name)) for name, _ in state["plugins"]]
             plugins = [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
             strategy.plugins = [mark, *plugins]
-            parts = list(_parts(strategy, state))
+            parts = list(_loading_steps(strategy, state))
             snapshot = Snapshot(strategy, complete=True)
         except Exception:
             strategy.plugins = before  # nothing was changed
@@ -114,23 +114,23 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
                     give()
             trigger_plugins(strategy, "after_loading")
             if (unlearning := unlearning_of(strategy)) is not None:
-                unlearning.claims.loaded(strategy)
+                unlearning.claims.note_loaded_data(strategy)
         except BaseException:  # the mark stays, because the strategy must not be used with a partial state
             snapshot.restore()
             raise
     strategy.plugins = plugins
 
 
-def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _loading_steps(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the name of each part of a strategy and a function that loads its state."""
     yield "its model", partial(states.load_model_state, strategy.model, state["model"])
     yield "its optimizer", partial(_load_optimizer, strategy, state["optimizer"])
-    yield "the strategy", partial(states.load_state_of, strategy, state["host"], strategy, _not_kept(strategy))
+    yield "the strategy", partial(states.load_state_of, strategy, state["host"], strategy, _unsaved_names(strategy))
     yield "its criterion", partial(states.load_state_of, strategy._criterion, state["criterion"], strategy)
-    for plugin, (_, held) in zip(_plugins(strategy), state["plugins"], strict=True):
+    for plugin, (_, held) in zip(_saved_plugins(strategy), state["plugins"], strict=True):
         yield type(plugin).__name__, partial(states.load_state_of, plugin, held, strategy)
-    for metric, (name, held) in zip(_metrics(strategy), state["metrics"], strict=False):
-        if _name(metric) == name:  # the evaluator may have further metrics now
+    for metric, (name, held) in zip(_saved_metrics(strategy), state["metrics"], strict=False):
+        if _class_name(metric) == name:  # the evaluator may have further metrics now
             yield type(metric).__name__, partial(states.load_state_of, metric, held, strategy)
 
 
@@ -147,7 +147,7 @@ def _refuse_in_training(strategy: Strategy, doing: str) -> None:
 
 
 def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> None:
-    saved, here = state["strategy"], _name(strategy)
+    saved, here = state["strategy"], _class_name(strategy)
     if saved != here:
         raise StateError(f"{path} is the state of a {saved}, not of a {here}")
     if state["device"] == "cpu" and strategy.device.type != "cpu":
@@ -162,21 +162,21 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
             if not (isfinite(value) if numbers else type(mine) is type(value)):
                 raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {mine!r}")
     plugins = sorted(name for name, _ in state["plugins"])
-    mine = sorted(map(_name, _plugins(strategy)))
+    mine = sorted(map(_class_name, _saved_plugins(strategy)))
     if plugins != mine:
         missing = ", ".join((Counter(plugins) - Counter(mine)).elements())
         further = ", ".join((Counter(mine) - Counter(plugins)).elements())
         differ = [f"this strategy lacks {missing}"] if missing else []
         differ += [f"this strategy has {further} besides"] if further else []
         raise StateError(
-            f"{path} was saved beside other plugins: {' and '.join(differ)}; build the strategy with the same ones"
+            f"{path} was saved with other plugins: {' and '.join(differ)}; build the strategy with the same ones"
         )
-    there, ours = dict(_flat(state["settings"])), dict(_flat(learning_settings(strategy)))
+    there, ours = dict(_flatten(state["settings"])), dict(_flatten(learning_settings(strategy)))
     different = [name for name in sorted({*there, *ours}) if there.get(name) != ours.get(name)]
     if different:
         listed = ", ".join(f"{name}={there.get(name)!r} (here {ours.get(name)!r})" for name in different)
         raise StateError(f"{path} was saved with other settings: {listed}; build the strategy with those")
-    other = states.unlike(strategy.model, state["model"])
+    other = states.mismatch(strategy.model, state["model"])
     if other is not None:
         raise StateError(f"{path} holds another model: {other}")
 
@@ -184,39 +184,39 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
 # Parts of a strategy -----------------------------------------------------------------------------------------------
 
 
-def _name(thing: Any) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+def _class_name(obj: Any) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
 
 
-def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and the value of each entry in nested dicts of settings."""
     if not isinstance(settings, dict):
         yield name, settings
         return
     for key, value in settings.items():
-        yield from _flat(value, f"{name}.{key}".lstrip("."))
+        yield from _flatten(value, f"{name}.{key}".lstrip("."))
 
 
-def _plugins(strategy: Strategy) -> list[Any]:
+def _saved_plugins(strategy: Strategy) -> list[Any]:
     """Return the plugins to save: all but the evaluator, whose metrics are saved separately, and UnfinishedLoad."""
     return [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, UnfinishedLoad))]
 
 
-def _metrics(strategy: Strategy) -> list[Any]:
+def _saved_metrics(strategy: Strategy) -> list[Any]:
     """Return the metrics that have a state to save. Metrics without state start again with every evaluation."""
-    return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.takes_part(metric)]
+    return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.is_saved(metric)]
 
 
-_NOT_KEPT = OF_EVERY_STRATEGY | {
+_UNSAVED = OF_EVERY_STRATEGY | {
     *("device", "mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out"),
     *("is_training", "_stop_training", "_trains", "eval_mb_size", "eval_every", "peval_mode"),
 }
 """Attributes of a strategy not saved as its own: saved elsewhere, or part of one training or evaluation."""
 
 
-def _not_kept(strategy: Strategy) -> frozenset[str]:
-    """Return the names of attributes to leave out of a strategy's own state: :data:`_NOT_KEPT`, and all plugins."""
-    return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
+def _unsaved_names(strategy: Strategy) -> frozenset[str]:
+    """Return the names of attributes to leave out of a strategy's own state: :data:`_UNSAVED`, and all plugins."""
+    return _UNSAVED | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 
 # The optimizer -----------------------------------------------------------------------------------------------------

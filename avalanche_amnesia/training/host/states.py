@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.task_store import TaskStore, whole
-from avalanche_amnesia.saving.encoding import Apart, encode
+from avalanche_amnesia.models.task_store import TaskStore, register_all
+from avalanche_amnesia.saving.encoding import OwnFile, encode
 from avalanche_amnesia.saving.strategy_settings import own_settings
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
@@ -17,9 +17,9 @@ from avalanche_amnesia.strategy import Strategy
 def model_state(model: nn.Module) -> dict[str, Any]:
     """Return a model's state to save: tensors, numbers in module attributes, frozen parameters, module classes."""
     tensors = {name: value.detach() for name, value in model.state_dict().items()}
-    with whole(model):
+    with register_all(model):
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-        numbers = dict(_numbers(model))
+        numbers = dict(_number_attributes(model))
     return {"tensors": _by_task(model, tensors), "numbers": numbers, "frozen": frozen, "classes": dict(_classes(model))}
 
 
@@ -31,7 +31,7 @@ def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> list[Any]:
         store, _, inside = name.partition(".")
         task = inside.partition(".")[0] if store in stores else ""
         of_tasks.setdefault(task, {})[name] = tensor
-    return [of_tasks.pop(""), *map(Apart, of_tasks.values())]
+    return [of_tasks.pop(""), *map(OwnFile, of_tasks.values())]
 
 
 _NUMBERS = (bool, int, float)
@@ -43,7 +43,7 @@ _KINDS = {
 }
 
 
-def unlike(model: nn.Module, state: Any) -> str | None:
+def mismatch(model: nn.Module, state: Any) -> str | None:
     """Return why a saved state does not fit a model (class, shape or dtype), or None if it fits."""
     parts, _, _, there = checked(state, **_KINDS)
     tensors = {name: tensor for part in parts for name, tensor in part.items()}
@@ -64,7 +64,7 @@ def load_model_state(model: nn.Module, state: Any) -> None:
     """Load a saved state into a model of the same classes and shapes."""
     parts, numbers, frozen, _ = checked(state, **_KINDS)
     model.load_state_dict({name: tensor for part in parts for name, tensor in part.items()})
-    with whole(model):
+    with register_all(model):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         for path, value in numbers.items():
@@ -77,7 +77,7 @@ def load_model_state(model: nn.Module, state: Any) -> None:
             setattr(module, attribute, value)
 
 
-def _numbers(model: nn.Module) -> Iterator[tuple[str, bool | int | float]]:
+def _number_attributes(model: nn.Module) -> Iterator[tuple[str, bool | int | float]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if type(value) in _NUMBERS and not name.startswith("_"):
@@ -120,22 +120,22 @@ def register_state(kind: type, **attributes: Conversion | None) -> None:
     _CONVERSIONS[kind] = attributes
 
 
-def takes_part(thing: Any) -> bool:
+def is_saved(obj: Any) -> bool:
     """Return True if an object's state is saved: it has ``load_state()``, or its class has a registered conversion."""
-    return hasattr(type(thing), "load_state") or any(kind in _CONVERSIONS for kind in type(thing).__mro__)
+    return hasattr(type(obj), "load_state") or any(kind in _CONVERSIONS for kind in type(obj).__mro__)
 
 
-def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
+def state_of(obj: Any, left_out: frozenset[str] = frozenset()) -> Any:
     """Return the state of a plugin, strategy or criterion: its ``state()``, or else its attributes."""
-    name, conversions = type(thing).__name__, _conversions(thing)
-    if hasattr(type(thing), "load_state"):
-        state, path = thing.state(), f"{name}.state()"
+    name, conversions = type(obj).__name__, _conversions(obj)
+    if hasattr(type(obj), "load_state"):
+        state, path = obj.state(), f"{name}.state()"
     else:
-        hidden = left_out | _left_out(thing)
-        kept = {key: value for key, value in getattr(thing, "__dict__", {}).items() if key not in hidden}
+        hidden = left_out | _unsaved_names(obj)
+        kept = {key: value for key, value in getattr(obj, "__dict__", {}).items() if key not in hidden}
         state, path = {key: dict(value) if isinstance(value, dict) else value for key, value in kept.items()}, name
         state |= {key: by.take(kept[key]) for key, by in conversions.items() if by is not None and key in kept}
-        state |= {"state_dict": dict(thing.state_dict())} if isinstance(thing, nn.Module) else {}
+        state |= {"state_dict": dict(obj.state_dict())} if isinstance(obj, nn.Module) else {}
     try:
         encode(state, path)
     except StateError as error:
@@ -146,33 +146,33 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
     return state
 
 
-def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:
+def load_state_of(obj: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:
     """Load a result of :func:`state_of` into an object; raise StateError if it names an attribute that does not fit."""
-    if hasattr(type(thing), "load_state"):
-        thing.load_state(state)
+    if hasattr(type(obj), "load_state"):
+        obj.load_state(state)
         return
-    conversions, new = _conversions(thing), dict(state)
-    tensors = new.pop("state_dict") if isinstance(thing, nn.Module) else {}
-    hidden = left_out | _left_out(thing)
+    conversions, new = _conversions(obj), dict(state)
+    tensors = new.pop("state_dict") if isinstance(obj, nn.Module) else {}
+    hidden = left_out | _unsaved_names(obj)
     for name in new:
         # A user's plugin may create an attribute during training; Avalanche creates its attributes in constructors.
-        held = vars(thing).get(name, getattr(type(thing), name, None))
+        held = vars(obj).get(name, getattr(type(obj), name, None))
         alike = held is None or name in conversions or type(held) in (type(new[name]), defaultdict)
-        of_host = name in vars(thing) and alike
-        known = of_host if thing is strategy else not name.startswith("__")
+        of_host = name in vars(obj) and alike
+        known = of_host if obj is strategy else not name.startswith("__")
         if name in hidden or not known or not (name in conversions or _is_state(held)):
-            raise StateError(f"invalid value in state at {name}: no state of a {type(thing).__name__} sets it")
+            raise StateError(f"invalid value in state at {name}: no state of a {type(obj).__name__} sets it")
     given = {}
     for name, value in new.items():
-        held, conversion = getattr(thing, name, None), conversions.get(name)
+        held, conversion = getattr(obj, name, None), conversions.get(name)
         if conversion is not None:
             given[name] = conversion.give(value, held, strategy)
         else:
-            given[name] = filled(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
-    if isinstance(thing, nn.Module):
-        thing.load_state_dict(tensors)
+            given[name] = refill(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    if isinstance(obj, nn.Module):
+        obj.load_state_dict(tensors)
     if given:
-        vars(thing).update(given)
+        vars(obj).update(given)
 
 
 def _is_state(value: Any) -> bool:
@@ -184,22 +184,22 @@ def _is_state(value: Any) -> bool:
     return True
 
 
-def _conversions(thing: Any) -> dict[str, Conversion | None]:
+def _conversions(obj: Any) -> dict[str, Conversion | None]:
     """Return attribute name → conversion, as registered for an object's class and its bases."""
     found: dict[str, Conversion | None] = {}
-    for kind in reversed(type(thing).__mro__):
+    for kind in reversed(type(obj).__mro__):
         found |= _CONVERSIONS.get(kind, {})
     return found
 
 
-def _left_out(thing: Any) -> frozenset[str]:
+def _unsaved_names(obj: Any) -> frozenset[str]:
     """Return names of unsaved attributes: settings, registered exceptions and torch's private attributes of modules."""
-    inside = [name for name in vars(thing) if name.startswith("_")] if isinstance(thing, nn.Module) else ()
-    unsaved = (name for name, conversion in _conversions(thing).items() if conversion is None)
-    return frozenset((*own_settings(thing), *unsaved, *inside))
+    inside = [name for name in vars(obj) if name.startswith("_")] if isinstance(obj, nn.Module) else ()
+    unsaved = (name for name, conversion in _conversions(obj).items() if conversion is None)
+    return frozenset((*own_settings(obj), *unsaved, *inside))
 
 
-def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+def refill(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict of the same class as ``held`` (for example ``defaultdict``) with new items."""
     new = held.copy()
     new.clear()

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from avalanche_amnesia.benchmarks.data import TensorTask
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.states import Conversion, filled, load_model_state, model_state, register_state
+from avalanche_amnesia.training.host.states import Conversion, load_model_state, model_state, refill, register_state
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.unlearning.purging.samples import sequence
+from avalanche_amnesia.unlearning.purging.samples import flat_data
 
 
-def _taken(data: AvalancheDataset) -> dict[str, Any]:
+def _dump_data(data: AvalancheDataset) -> dict[str, Any]:
     """Return the samples of a data set and its attributes per sample, as tensors and lists."""
-    nested = list(_nested(data._flat_data))
+    nested = list(_nested_data(data._flat_data))
     others = sorted({type(inner).__name__ for inner in nested if not isinstance(inner, (FlatData, TensorTask))})
     groups = [found for inner in nested if (found := getattr(inner, "_transform_groups", None)) is not None]
     pairs = [pair for group in groups for pair in group.transform_groups.values()]
@@ -48,49 +48,49 @@ def _taken(data: AvalancheDataset) -> dict[str, Any]:
     }
 
 
-def _made(values: dict[str, Any]) -> AvalancheDataset:
-    """Return a data set with the samples in ``values``, which :func:`_taken` returned, in the same order."""
+def _load_data(values: dict[str, Any]) -> AvalancheDataset:
+    """Return a data set with the samples in ``values``, which :func:`_dump_data` returned, in the same order."""
     if values["x"] is None:
         return AvalancheDataset([])
     samples = TensorTask(values["x"], torch.arange(len(values["y"])), values["y"])
     attributes = [
-        DataAttribute(sequence(items), name, use_in_getitem=use) for name, (items, use) in values["attributes"].items()
+        DataAttribute(flat_data(items), name, use_in_getitem=use) for name, (items, use) in values["attributes"].items()
     ]
     if values["task_aware"]:
         return TaskAwareSupervisedClassificationDataset([samples], data_attributes=attributes)
     return make_avalanche_dataset(AvalancheDataset([samples]), data_attributes=attributes)
 
 
-def _nested(data: Any) -> Iterator[Any]:
+def _nested_data(data: Any) -> Iterator[Any]:
     """Yield a data set and all data sets inside it."""
     yield data
     for inner in data._datasets if isinstance(data, FlatData) else ():
-        yield from _nested(inner)
+        yield from _nested_data(inner)
 
 
-def _tensors(held: Any) -> Any:
+def _to_tensors(held: Any) -> Any:
     """Return nested dicts and tuples with every ``ParamData`` of Avalanche replaced by its tensor."""
     if isinstance(held, dict):
-        return {key: _tensors(value) for key, value in held.items()}
+        return {key: _to_tensors(value) for key, value in held.items()}
     if isinstance(held, tuple):
-        return tuple(map(_tensors, held))
+        return tuple(map(_to_tensors, held))
     return held.data if isinstance(held, ParamData) else held
 
 
-def _parameters(state: Any, held: Any, strategy: Strategy, name: str = "") -> Any:
+def _to_parameters(state: Any, held: Any, strategy: Strategy, name: str = "") -> Any:
     if isinstance(state, dict):
-        found = {key: _parameters(value, None, strategy, str(key)) for key, value in state.items()}
-        return filled(held, found) if isinstance(held, dict) else found
+        found = {key: _to_parameters(value, None, strategy, str(key)) for key, value in state.items()}
+        return refill(held, found) if isinstance(held, dict) else found
     if isinstance(state, tuple):
-        return tuple(_parameters(value, None, strategy) for value in state)
+        return tuple(_to_parameters(value, None, strategy) for value in state)
     return ParamData(name, state.shape, init_tensor=state, device=state.device) if isinstance(state, Tensor) else state
 
 
-def _teacher(model: nn.Module | None) -> Any:
+def _dump_teacher(model: nn.Module | None) -> Any:
     return None if model is None else model_state(model)
 
 
-def _taught(state: Any, held: Any, strategy: Strategy) -> nn.Module | None:
+def _load_teacher(state: Any, held: Any, strategy: Strategy) -> nn.Module | None:
     if state is None:
         return None
     teacher = deepcopy(strategy.model)
@@ -99,52 +99,52 @@ def _taught(state: Any, held: Any, strategy: Strategy) -> nn.Module | None:
     return teacher
 
 
-def _lwf(method: Any) -> dict[str, Any]:
+def _dump_lwf(method: Any) -> dict[str, Any]:
     classes = {task: set(map(int, seen)) for task, seen in method.prev_classes_by_task.items()}
-    return {"teacher": _teacher(method.prev_model), "count": method.expcount, "classes": classes}
+    return {"teacher": _dump_teacher(method.prev_model), "count": method.expcount, "classes": classes}
 
 
 def _load_lwf(state: Any, method: Any, strategy: Strategy) -> Any:
     teacher, count, classes = checked(state, teacher=dict | None, count=int, classes=dict)
     method = copy(method)
-    method.prev_model, method.expcount = _taught(teacher, None, strategy), count
-    method.prev_classes_by_task = filled(method.prev_classes_by_task, classes)
+    method.prev_model, method.expcount = _load_teacher(teacher, None, strategy), count
+    method.prev_classes_by_task = refill(method.prev_classes_by_task, classes)
     return method
 
 
-def _policy(policy: Any) -> dict[str, Any]:
+def _dump_policy(policy: Any) -> dict[str, Any]:
     """Return the samples, numbers and sets of a storage policy and of the policies inside it."""
     state = {name: value for name, value in vars(policy).items() if type(value) in (bool, int, str, set, Tensor)}
     if hasattr(policy, "buffer_groups"):
-        return {**state, "groups": {key: _policy(group) for key, group in policy.buffer_groups.items()}}
-    return {**state, "samples": _taken(policy.buffer)}
+        return {**state, "groups": {key: _dump_policy(group) for key, group in policy.buffer_groups.items()}}
+    return {**state, "samples": _dump_data(policy.buffer)}
 
 
 def _load_policy(state: Any, policy: Any, strategy: Strategy) -> Any:
     state, new = dict(state), copy(policy)
     if "groups" in state:
         new.buffer_groups = {
-            key: _load_policy(of, _group(policy, of), strategy) for key, of in state.pop("groups").items()
+            key: _load_policy(of, _empty_buffer(policy, of), strategy) for key, of in state.pop("groups").items()
         }
     else:
-        new.buffer = _made(state.pop("samples"))
+        new.buffer = _load_data(state.pop("samples"))
     vars(new).update({name: value for name, value in state.items() if type(value) is type(vars(new).get(name))})
     return new
 
 
-def _group(policy: Any, state: Any) -> Any:
+def _empty_buffer(policy: Any, state: Any) -> Any:
     if isinstance(policy, ParametricBuffer):
         return _ParametricSingleBuffer(state["max_size"], policy.selection_strategy)
     return ReservoirSamplingBuffer(state["max_size"])
 
 
-def _schedule(scheduler: Any) -> dict[str, Any]:
+def _dump_schedule(scheduler: Any) -> dict[str, Any]:
     found = {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
     return {name: dict(value) if isinstance(value, Counter) else value for name, value in found.items()}
 
 
 def _load_schedule(state: Any, scheduler: Any, strategy: Strategy) -> Any:
-    own = _schedule(scheduler)
+    own = _dump_schedule(scheduler)
     if any(hasattr(scheduler, name) and name not in own for name in state):
         raise StateError(f"invalid value in state: {list(state)} where {list(own)} should be")
     held = vars(scheduler)
@@ -153,14 +153,14 @@ def _load_schedule(state: Any, scheduler: Any, strategy: Strategy) -> Any:
     return scheduler
 
 
-_PARAMETERS = Conversion(_tensors, _parameters)
-_TEACHER = Conversion(_teacher, _taught)
-_POLICY = Conversion(_policy, _load_policy)
+_PARAMETERS = Conversion(_to_tensors, _to_parameters)
+_TEACHER = Conversion(_dump_teacher, _load_teacher)
+_POLICY = Conversion(_dump_policy, _load_policy)
 
 register_state(stock.EWCPlugin, saved_params=_PARAMETERS, importances=_PARAMETERS)
 register_state(stock.SynapticIntelligencePlugin, ewc_data=_PARAMETERS, syn_data=_PARAMETERS)
 register_state(stock.MASPlugin, params=_PARAMETERS, importance=_PARAMETERS)
-register_state(stock.LwFPlugin, lwf=Conversion(_lwf, _load_lwf))
+register_state(stock.LwFPlugin, lwf=Conversion(_dump_lwf, _load_lwf))
 register_state(stock.LFLPlugin, prev_model=_TEACHER)
 register_state(stock.ReplayPlugin, storage_policy=_POLICY)
 register_state(stock.GDumbPlugin, storage_policy=_POLICY, init_model=_TEACHER)
@@ -168,9 +168,10 @@ register_state(stock.MIRPlugin, storage_policy=_POLICY, replay_loader=None)
 register_state(DER, storage_policy=_POLICY, replay_loader=None)
 register_state(ER_ACE, storage_policy=_POLICY, replay_loader=None, ace_criterion=None)
 register_state(
-    Cumulative, dataset=Conversion(lambda data: data and _taken(data), lambda state, *_: state and _made(state))
+    Cumulative,
+    dataset=Conversion(lambda data: data and _dump_data(data), lambda state, *_: state and _load_data(state)),
 )
-register_state(stock.LRSchedulerPlugin, scheduler=Conversion(_schedule, _load_schedule), rolling_metric=None)
+register_state(stock.LRSchedulerPlugin, scheduler=Conversion(_dump_schedule, _load_schedule), rolling_metric=None)
 register_state(stock.EarlyStoppingPlugin, operator=None, best_state=None, best_val=None, best_step=None)
 register_state(PeriodicEval, _is_eval_updated=None, do_final=None)
 register_state(SeedingPlugin, _outside=None, _evaluations=None, _steps=None)

@@ -47,29 +47,29 @@ class StreamRequests:
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
         """Return the requests of :func:`due`, except requests that an interrupted training has already carried out."""
-        task, gone = single_task(experience), set(unlearned)
+        task, done = single_task(experience), set(unlearned)
         return [
             request
             for request in due(experience, when)
-            if (task, request) not in self._fired or not gone.issuperset(request.tasks)
+            if (task, request) not in self._fired or not done.issuperset(request.tasks)
         ]
 
-    def fires(self, task: int, request: Any) -> None:
+    def mark_started(self, task: int, request: Any) -> None:
         """Record that a request is about to be carried out. It counts as completed once its tasks are unlearned."""
         self._fired.add((task, request))
 
-    def trained(self, task: int, then: Sequence[Any]) -> None:
+    def end_task(self, task: int, then: Sequence[Any]) -> None:
         """After a task's training: drop the task's completed requests, and store ``then``, its requests due now."""
         self._fired = {(of, request) for of, request in self._fired if of != task}
         self.waiting = [*self.waiting, *((task, request) for request in then)]
 
-    def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
+    def overdue_requests(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
         """Return (finished task, request) for each unanswered request that was due after a task, the earliest first."""
-        gone = set(unlearned)
-        self.waiting = [(task, request) for task, request in self.waiting if not gone.issuperset(request.tasks)]
+        done = set(unlearned)
+        self.waiting = [(task, request) for task, request in self.waiting if not done.issuperset(request.tasks)]
         return self.waiting
 
-    def answered(self, request: Any) -> None:
+    def mark_answered(self, request: Any) -> None:
         """Drop a waiting request after it was carried out or refused."""
         self.waiting = [(task, other) for task, other in self.waiting if other is not request]
 

@@ -38,9 +38,9 @@ class AveragedWeights(Plugin):
         super().__init__()
         checks.within("last", last, "(0, 1]")
         self.last = last
-        self._drop()
+        self._reset()
 
-    def _drop(self) -> None:
+    def _reset(self) -> None:
         self._steps = self._skipped = self._averaged = 0
         self._learning: list[nn.Parameter] = []
         self._mean: list[Tensor] = []
@@ -48,11 +48,11 @@ class AveragedWeights(Plugin):
 
     def undo_training(self, strategy: Strategy) -> None:
         """Drop the running mean of the weights, because the task's training is undone."""
-        self._drop()
+        self._reset()
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's first step: compute when averaging starts, and find the layers with running statistics."""
-        self._drop()
+        self._reset()
         try:
             n_steps = strategy.train_epochs * len(strategy.dataloader)
         except TypeError as error:
@@ -93,12 +93,12 @@ class AveragedWeights(Plugin):
         if self._statistics is not None:
             model, labels = strategy.model, torch.tensor([self._statistics.task], device=strategy.device)
             learning = [norm for norm in self._statistics.norms if norm.training]
-            self._statistics.retake(learning, lambda x: avalanche_forward(model, x, labels.expand(len(x))))
-        self._drop()
+            self._statistics.recompute(learning, lambda x: avalanche_forward(model, x, labels.expand(len(x))))
+        self._reset()
 
 
 @register_purger(AveragedWeights)
-def _begin_again(plugin: AveragedWeights, context: UnlearningContext, change: Transaction) -> str:
+def _restart_mean(plugin: AveragedWeights, context: UnlearningContext, change: Transaction) -> str:
     """Restart the mean of weights of the task in training, if it could include weights from before the unlearning."""
     if getattr(context.model, "isolates", False):
         return "AveragedWeights: its mean is of weights that no unlearned task has"

@@ -2,7 +2,7 @@
 
 import random
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.encoding import Apart
-from avalanche_amnesia.saving.values import checked, made
+from avalanche_amnesia.saving.encoding import OwnFile
+from avalanche_amnesia.saving.values import checked, create
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import head_fit
@@ -24,18 +24,18 @@ from avalanche_amnesia.training.norm_statistics import STATISTICS_BATCHES, runni
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import samples_at, training_samples
-from avalanche_amnesia.trajectory.removal import Moved, Removal
+from avalanche_amnesia.trajectory.removal import ChangedEntries, Removal
 from avalanche_amnesia.trajectory.sparse import put, take
 from avalanche_amnesia.trajectory.store import Trajectory
-from avalanche_amnesia.trajectory.undo_log import Log
+from avalanche_amnesia.trajectory.undo_log import UndoLog
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError
 
 SEVERAL = frozenset({-1})
 """Key of the head for any set of several tasks."""
-MOST_APART = 3
+MOST_SEPARATE = 3
 """Largest number of tasks whose sets all get separate heads."""
 
 
@@ -48,30 +48,32 @@ class _WithoutTasks:
         self._writers = None if trajectory.repairs else _writers(trajectory.logs, self._parameters)
 
     @contextmanager
-    def taken_out(self, gone: Collection[int]) -> Iterator[None]:
-        """Remove updates (weight changes) of the tasks ``gone`` from the backbone; restore them after the block."""
-        moved = [(self._parameters[name], of) for name, of in self._removal(gone).items()]
+    def remove_temporarily(self, removed: Collection[int]) -> Iterator[None]:
+        """Remove updates (weight changes) of the tasks ``removed`` from the backbone; restore them after the block."""
+        moved = [(self._parameters[name], of) for name, of in self._changed_entries(removed).items()]
         try:
             for parameter, of in moved:
-                of.take_out(parameter)
+                of.remove_from(parameter)
             yield
         finally:
             for parameter, of in moved:
-                of.put_back(parameter)
+                of.restore_in(parameter)
 
-    def _removal(self, gone: Collection[int]) -> Mapping[str, Moved]:
+    def _changed_entries(self, removed: Collection[int]) -> Mapping[str, ChangedEntries]:
         if self._writers is None:  # computed and not applied: the logs do not change
-            return self._trajectory.remove(tuple(gone), self._parameters).moved
-        is_gone = torch.tensor([False, *(writer in gone for writer in self._trajectory.logs)])
+            return self._trajectory.remove(tuple(removed), self._parameters).changed
+        is_gone = torch.tensor([False, *(writer in removed for writer in self._trajectory.logs)])
         found = {}
         for name, (writer_of, old) in self._writers.items():
             where, now = take(is_gone, writer_of).reshape(old.shape), self._parameters[name]
-            found[name] = Moved(where.to(now.device), *(take(of, where.to(of.device).reshape(-1)) for of in (now, old)))
+            found[name] = ChangedEntries(
+                where.to(now.device), *(take(of, where.to(of.device).reshape(-1)) for of in (now, old))
+            )
         return found
 
 
-def _writers(logs: Mapping[int, Log], current: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | None:
-    """Return tensor name → 1 + place of each entry's writer (0: none), values without any; None if an entry has two."""
+def _writers(logs: Mapping[int, UndoLog], current: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | None:
+    """Return tensor name → 1 + index of each entry's writer (0: none), values without any; None if an entry has two."""
     found = {}
     for name, value in current.items():
         writer_of, old = torch.zeros(value.numel(), dtype=torch.int16), value.cpu().clone()
@@ -81,7 +83,7 @@ def _writers(logs: Mapping[int, Log], current: Mapping[str, Tensor]) -> dict[str
                 if bool(take(writer_of, where).any()):
                     return None
                 put(writer_of, where, torch.tensor(number, dtype=torch.int16))
-                put(old, where, log[name].before(take(old, where)))
+                put(old, where, log[name].old_values(take(old, where)))
         found[name] = writer_of, old.to(value.device)
     return found
 
@@ -127,15 +129,15 @@ class CounterfactualPlugin(Plugin):
 
     def state(self) -> dict[str, Any]:
         """Return :attr:`heads` and :attr:`sources` as a state to save."""
-        plain = {task: {gone: dict(vars(head)) for gone, head in of.items()} for task, of in self.heads.items()}
-        heads = {task: Apart(of) for task, of in plain.items()}
+        plain = {task: {key: dict(vars(head)) for key, head in of.items()} for task, of in self.heads.items()}
+        heads = {task: OwnFile(of) for task, of in plain.items()}
         return {"heads": heads, "sources": self.sources}
 
     def load_state(self, state: Any) -> None:
         """Restore a state that :meth:`state` returned."""
         kinds = {"heads": dict[int, dict[frozenset[int], dict]], "sources": dict[int, frozenset[int]]}
         heads, sources = checked(state, **kinds)
-        made_heads = {task: {gone: made(FittedHead, head) for gone, head in of.items()} for task, of in heads.items()}
+        made_heads = {task: {key: create(FittedHead, head) for key, head in of.items()} for task, of in heads.items()}
         self.heads, self.sources = made_heads, sources
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -147,8 +149,8 @@ class CounterfactualPlugin(Plugin):
             )
         if find_plugin(strategy, TrajectoryPlugin) is None:
             raise ValueError(
-                f"{type(self).__name__}() needs TrajectoryPlugin() and UnlearningPlugin() beside it, for what earlier "
-                "tasks changed: AmnesiacHAT(compensation='counterfactual')"
+                f"{type(self).__name__}() also needs TrajectoryPlugin() and UnlearningPlugin(), which record what "
+                "tasks change: AmnesiacHAT(compensation='counterfactual')"
             )
 
     @torch.no_grad()
@@ -170,7 +172,7 @@ class CounterfactualPlugin(Plugin):
             if earlier != task and not model.keeps_shared_entries and model.users_of(trajectory.moved(earlier), [task])
         )
         self.sources[task], self.heads[task] = sources, {}
-        removals = _sets(sources)
+        removals = _removal_sets(sources)
         if model.users_of(trajectory.moved_with(()), [task]):
             removals.append(frozenset())  # the next request removes the repair
         if not removals:
@@ -189,12 +191,12 @@ class CounterfactualPlugin(Plugin):
         without = _WithoutTasks(model, trajectory)
         features_now = CounterfactualFeatures(model, task, x, seen)
         labels, unfitted = y.to(features_now.x.device), list[str]()
-        with evaluating(model):
-            for gone in removals:
+        with evaluation_mode(model):
+            for lost in removals:
                 try:
-                    self.heads[task][gone] = head_fit.compacted(self._fitted(without, features_now, labels, gone))
+                    self.heads[task][lost] = head_fit.compact_head(self._fit_head(without, features_now, labels, lost))
                 except FitError as error:  # only this head is lost, not the trained task
-                    unfitted.append(f"without {'several' if gone == SEVERAL else sorted(gone)}: {error}")
+                    unfitted.append(f"without {'several' if lost == SEVERAL else sorted(lost)}: {error}")
         if unfitted:
             warnings.warn(
                 f"task {task} has no head for {len(unfitted)} of {len(removals)} sets of tasks that may be "
@@ -203,37 +205,37 @@ class CounterfactualPlugin(Plugin):
                 stacklevel=2,
             )
 
-    def _fitted(
-        self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, gone: frozenset[int]
+    def _fit_head(
+        self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, removed: frozenset[int]
     ) -> FittedHead:
-        """Return a head for the task of ``features_now``, fitted to the model without the tasks in ``gone``."""
+        """Return a head for the task of ``features_now``, fitted to the model without the tasks in ``removed``."""
         task = features_now.task
-        passes = [(head_fit.ALL, gone)]
-        if gone == SEVERAL:
-            sets = _some_sets(self.sources[task], derive_seed(self.seed, "several", task))[: len(labels)]
+        passes = [(head_fit.ALL, removed)]
+        if removed == SEVERAL:
+            sets = _draw_removal_sets(self.sources[task], derive_seed(self.seed, "several", task))[: len(labels)]
             passes = [(slice(number, None, len(sets)), lost) for number, lost in enumerate(sets)]
         for part, lost in passes:
-            with without.taken_out(lost):
+            with without.remove_temporarily(lost):
                 statistics = features_now(part)
         return replace(fitted_head(features_now.model, task, features_now.features, labels), statistics=statistics)
 
     # As a compensation ----------------------------------------------------------------------------------------
 
-    def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Return True if ``task`` has a fitted head for the model without the tasks in ``gone``."""
-        return self._head_without(task, gone) is not None
+    def covers(self, task: int, removed: Collection[int]) -> bool:
+        """Return True if ``task`` has a fitted head for the model without the tasks in ``removed``."""
+        return self._head_without(task, removed) is not None
 
-    def _head_without(self, task: int, gone: Collection[int]) -> FittedHead | None:
-        lost, heads = self.sources.get(task, frozenset()) & frozenset(gone), self.heads.get(task, {})
+    def _head_without(self, task: int, removed: Collection[int]) -> FittedHead | None:
+        lost, heads = self.sources.get(task, frozenset()) & frozenset(removed), self.heads.get(task, {})
         return heads.get(lost, heads.get(SEVERAL) if lost else None)
 
     @torch.no_grad()
     def compensate(
-        self, model: TaskMaskedModel, gone: Collection[int], removal: Removal, change: Transaction
+        self, model: TaskMaskedModel, tasks: Sequence[int], removal: Removal, change: Transaction
     ) -> list[str]:
-        """Swap in heads fitted without the tasks in ``gone``. Drop stored heads that these tasks influenced."""
+        """Swap in heads fitted without the unlearned ``tasks``. Drop stored heads that these tasks influenced."""
         change.keep(self, "heads", "sources")
-        lost = frozenset(gone)
+        lost = frozenset(tasks)
         swapped, with_norms = [], False
         kept: dict[int, dict[frozenset[int], FittedHead]] = {}
         for task, heads in self.heads.items():
@@ -241,7 +243,7 @@ class CounterfactualPlugin(Plugin):
                 continue
             here, head = self.sources[task] & lost, self._head_without(task, lost)
             if head is not None:
-                for tensor, value in head.places(model, task):
+                for tensor, value in head.replacements(model, task):
                     change.write(tensor, value)
                 swapped.append(task)
                 with_norms |= bool(head.statistics)
@@ -258,15 +260,15 @@ class CounterfactualPlugin(Plugin):
         return [f"{what} of tasks {swapped} replaced by those fitted for the model without tasks {sorted(lost)}"]
 
 
-def _sets(sources: Collection[int]) -> list[frozenset[int]]:
+def _removal_sets(sources: Collection[int]) -> list[frozenset[int]]:
     """Return all non-empty subsets of the tasks. Of many tasks, return each one, and ``SEVERAL`` for the rest."""
-    few = len(sources) <= MOST_APART
+    few = len(sources) <= MOST_SEPARATE
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]
     return sets if few else [*sets, SEVERAL]
 
 
-def _some_sets(sources: Collection[int], seed: int) -> list[frozenset[int]]:
+def _draw_removal_sets(sources: Collection[int], seed: int) -> list[frozenset[int]]:
     """Draw ``2 * len(sources)`` different subsets of two or more tasks; each draw chooses the size uniformly."""
     draw, found = random.Random(seed), dict[frozenset[int], None]()
     while len(found) < 2 * len(sources):

@@ -8,16 +8,16 @@ from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GEMPlugin, MASPlug
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError, single_task, why_trained
+from avalanche_amnesia.benchmarks.data import TaskError, repeat_error, single_task
 from avalanche_amnesia.isolation.pools import Pools
-from avalanche_amnesia.models.disjoint import DisjointModel, Share
+from avalanche_amnesia.models.disjoint import Allocation, DisjointModel
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, refuse_untrained
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.task_faults import unmoved
+from avalanche_amnesia.training.task_faults import unchanged_warning
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _PROTECTING = (EWCPlugin, MASPlugin, GEMPlugin, AGEMPlugin)
@@ -51,7 +51,7 @@ class DisjointPlugin(TaskEndPlugin):
     def __init__(self, isolation: Pools | None = None, *, fit_head: bool = True, seed: int = 0) -> None:
         super().__init__(checks.whole_number("seed", seed, None), fit_head=fit_head)
         self.isolation = checks.object_of("isolation", isolation, Pools, "Pools.planned(benchmark)")
-        self._share: Share | None = None
+        self._share: Allocation | None = None
         self._fixed: _FixedEntries | None = None
 
     @property
@@ -70,7 +70,7 @@ class DisjointPlugin(TaskEndPlugin):
                 f"them. Leave {refused[0]} out of plugins"
             )
         if task in model.tasks and task not in model.heads.unfinished:
-            raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
+            raise TaskError(f"{repeat_error(strategy.experience)}; tasks with a share: {list(model.tasks)}")
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Choose the task's share of the weights. By now, due requests and undone trainings have freed shares."""
@@ -120,7 +120,7 @@ class DisjointPlugin(TaskEndPlugin):
         recorder = find_plugin(strategy, TrajectoryPlugin)
         before = None if recorder is None else recorder.snapshot
         if before is not None:
-            self.notice("unmoved", unmoved(before.values, model, task))
+            self.notice("unmoved", unchanged_warning(before.values, model, task))
         self.refuse_diverged(strategy, task)
         try:
             model.finish_task(task)

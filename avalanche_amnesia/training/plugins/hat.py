@@ -26,7 +26,7 @@ from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_faults import training_samples
 from avalanche_amnesia.training.task_in_training import TaskInTraining
-from avalanche_amnesia.training.update_rules import AdjustmentRule, measured, rule_of
+from avalanche_amnesia.training.update_rules import AdjustmentRule, as_rule, measure_importance
 
 _MEASURED = 2048
 """Number of samples used to measure the importance of units."""
@@ -109,7 +109,7 @@ class HATPlugin(TaskMaskPlugin):
         seed: int = 0,
     ) -> None:
         self.masks = checks.object_of("masks", masks, HardAttention, "HardAttention(s_max=100)")
-        super().__init__(rule_of(adjustment), checks.whole_number("seed", seed, None), fit_head=self.masks.fit_head)
+        super().__init__(as_rule(adjustment), checks.whole_number("seed", seed, None), fit_head=self.masks.fit_head)
 
     # Around a task --------------------------------------------------------------------------------------------
 
@@ -213,12 +213,12 @@ class HATPlugin(TaskMaskPlugin):
             self._fix_mask(model)
         self.commit(strategy)
         # After the commit: statistics of the committed weights, through the fixed mask.
-        now.statistics.retake(now.statistics.norms, lambda x: model.features(x, now.task))
+        now.statistics.recompute(now.statistics.norms, lambda x: model.features(x, now.task))
         model.finish_task()
         self.settle_head(strategy, now.task)
         if self.rule.measure is not None:
             samples = training_samples(strategy, _MEASURED, derive_seed(self.seed, "importance", now.task))
-            model.keep_importance(now.task, measured(self.rule.measure, model, now.task, *samples))
+            model.keep_importance(now.task, measure_importance(self.rule.measure, model, now.task, *samples))
 
     # Around a step --------------------------------------------------------------------------------------------
 

@@ -58,12 +58,12 @@ class TensorBatches:
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(sampler_seed))
         return list(order.to(self.x.device).split(self.batch_size)[: len(self)])
 
-    def at(self, batch: Tensor) -> list[Tensor]:
+    def batch_at(self, batch: Tensor) -> list[Tensor]:
         """Return the mini-batch of the samples at the positions ``batch``."""
         return [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        return map(self.at, self.positions())  # one at a time, so that the first mini-batch comes at once
+        return map(self.batch_at, self.positions())  # one at a time, so that the first mini-batch comes at once
 
 
 class NonEmptyBatches:
@@ -106,13 +106,13 @@ class InMemoryLoaderPlugin(Plugin):
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
         """Before a task's training: if data are tensors in memory, replace Avalanche's own loader by a faster one."""
-        self._replace(strategy, True, shuffle, drop_last, kwargs)
+        self._use_fast_loader(strategy, True, shuffle, drop_last, kwargs)
 
     def before_eval_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before an evaluation: replace the evaluation loader if it is Avalanche's own."""
-        self._replace(strategy, False, False, False, kwargs)
+        self._use_fast_loader(strategy, False, False, False, kwargs)
 
-    def _replace(
+    def _use_fast_loader(
         self, strategy: Strategy, training: bool, shuffle: bool, drop_last: bool, options: dict[str, Any]
     ) -> None:
         untouched = strategy.adapted_dataset is self.__dict__.pop("_adapted", None)  # else a plugin adapted the data

@@ -9,7 +9,7 @@ from avalanche_amnesia.seeding import RngState, derive_seed, rng_state, seed_all
 from avalanche_amnesia.strategy import Plugin, Strategy
 
 if TYPE_CHECKING:  # one process needs none of it
-    from avalanche_amnesia.training.data_parallel import StepsTogether
+    from avalanche_amnesia.training.data_parallel import StepSync
 
 
 class SeedingPlugin(Plugin):
@@ -37,7 +37,7 @@ class SeedingPlugin(Plugin):
         self.order_seed = self.seed if order_seed is None else checks.whole_number("order_seed", order_seed, None)
         self._outside: RngState | None = None
         self._evaluations: list[RngState] = []
-        self._steps: StepsTogether | None = None
+        self._steps: StepSync | None = None
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the training: store the state of the caller's random streams."""
@@ -52,10 +52,10 @@ class SeedingPlugin(Plugin):
         """Before a task's first step: seed data order and dropout."""
         self._steps = None
         if n_processes() > 1 and getattr(strategy, "divides_batches", True):
-            from avalanche_amnesia.training.data_parallel import StepsTogether  # lazy: one process needs none of it
+            from avalanche_amnesia.training.data_parallel import StepSync  # lazy: one process needs none of it
 
-            self._steps = StepsTogether(self.order_seed)
-        self._read_all(strategy, *(thing for plugin in strategy.plugins for thing in vars(plugin).values()))
+            self._steps = StepSync(self.order_seed)
+        self._read_all(strategy, *(obj for plugin in strategy.plugins for obj in vars(plugin).values()))
         seed_all(derive_seed(self.order_seed, "order", *labels_of(strategy.experience)))
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:

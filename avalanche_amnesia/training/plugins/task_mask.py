@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, task_data, why_trained
-from avalanche_amnesia.models.multi_head import MultiHeadModel, inside_backbone
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, repeat_error, single_task, task_data
+from avalanche_amnesia.models.multi_head import MultiHeadModel, backbone_entries
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.optimizers import follow_model, traits_of
 from avalanche_amnesia.saving.values import checked
@@ -16,7 +16,7 @@ from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.lookup import sees_final_gradients
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
+from avalanche_amnesia.training.host.rollback import abort_training, begin_task_end, finish_task, restore_snapshot
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -57,11 +57,11 @@ class TaskEndPlugin(Plugin):
         return strategy.model
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: call :meth:`keep_mask`. The training can be undone until :func:`finish`."""
-        begin_finishing(strategy)
+        """After a task's training: call :meth:`keep_mask`. The training can be undone until :func:`finish_task`."""
+        begin_task_end(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
-        finish(self, strategy)
+        finish_task(self, strategy)
 
     def keep_mask(self, strategy: Strategy) -> None:
         """Check the finished task, store its mask or share of weights in the model, then call :meth:`settle_head`."""
@@ -102,7 +102,7 @@ class TaskEndPlugin(Plugin):
 
     def refuse_diverged(self, strategy: Strategy, task: int) -> None:
         """Undo the training and raise TaskError (for NaN samples) or DivergedError if a task's network has diverged."""
-        lost = task_faults.what_diverged(self.model_of(strategy), task, strategy.experience)
+        lost = task_faults.divergence_of(self.model_of(strategy), task, strategy.experience)
         if lost is None:
             return
         abort_training(strategy)
@@ -168,12 +168,12 @@ class TaskMaskPlugin(TaskEndPlugin):
         if not model.masked_tasks:
             refuse_incremental(strategy.experience)
         if task in model.masked_tasks:
-            raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masked_tasks)}")
+            raise TaskError(f"{repeat_error(strategy.experience)}; tasks with a mask: {list(model.masked_tasks)}")
         self.training = self.task_class(task)
 
     def undo_training(self, strategy: Strategy) -> None:
         """Undo an interrupted task: restore weights, delete mask and head. Safe to call again after an interruption."""
-        go_back(strategy)
+        restore_snapshot(strategy)
         model = self.model_of(strategy)
         if self.snapshot is not None:
             self.snapshot.restore(strategy)
@@ -226,7 +226,7 @@ class TaskMaskPlugin(TaskEndPlugin):
             self.rule,
             use,
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
-            before=inside_backbone(self.in_training.before.values),
+            before=backbone_entries(self.in_training.before.values),
             layer_of=model.graph.layer_of,
             linear=strategy is not None
             and traits_of(strategy.optimizer).linear
@@ -269,7 +269,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         model, training = self.model_of(strategy), self.in_training
         refuse_untrained(strategy)
         # A warning, no error: fixed weights (lr=0) under a learning mask or head are a method of their own.
-        self.notice("unmoved", task_faults.unmoved(training.before.values, model, training.task))
+        self.notice("unmoved", task_faults.unchanged_warning(training.before.values, model, training.task))
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}
         keep = {}

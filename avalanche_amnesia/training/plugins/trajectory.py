@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.benchmarks.data import single_task, why_trained
+from avalanche_amnesia.benchmarks.data import repeat_error, single_task
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.substitutes import kept_tensors
+from avalanche_amnesia.models.substitutes import hash_tensors
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
-from avalanche_amnesia.training.host.rollback import begin_finishing, finish, go_back
+from avalanche_amnesia.training.host.rollback import begin_task_end, finish_task, restore_snapshot
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, refuse_untrained
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -87,7 +87,7 @@ class TrajectoryPlugin(Plugin):
             )
         self.undo_training(strategy)
         if task in self.trajectory.tasks and not getattr(strategy.model, "additive", False):
-            raise RequestError(f"{why_trained(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")
+            raise RequestError(f"{repeat_error(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")
         shared = _shared_statistics(strategy.model)
         if shared:
             raise ModelError(
@@ -104,7 +104,7 @@ class TrajectoryPlugin(Plugin):
     @torch.no_grad()
     def undo_training(self, strategy: Strategy) -> None:
         """Undo an interrupted training: delete the modules that the training added, and restore the snapshot."""
-        go_back(strategy)
+        restore_snapshot(strategy)
         if self._new is not None and self._earlier is not None:
             strategy.model.store_task(self._new, self._earlier)
             strategy.model.heads.finish(self._new)
@@ -138,7 +138,7 @@ class TrajectoryPlugin(Plugin):
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """After an epoch: take a snapshot of a strategy that updates a replay memory before it calls plugins (DER)."""
         if purger_of(strategy) is not None:
-            begin_finishing(strategy)
+            begin_task_end(strategy)
 
     def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
         """Do nothing; a subclass may restore entries of ``parameters`` to ``before``. The task then owns fewer ones."""
@@ -146,7 +146,7 @@ class TrajectoryPlugin(Plugin):
     @torch.no_grad()
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """After a task's training: record its change of shared parameters, and round them to the trajectory's dtype."""
-        begin_finishing(strategy)
+        begin_task_end(strategy)
         if self.training is None:
             raise RuntimeError("no task is in training")
         refuse_untrained(strategy)
@@ -167,7 +167,7 @@ class TrajectoryPlugin(Plugin):
         if getattr(model, "additive", False):
             model.heads.finish(task)
         self.training, self._new, self._earlier = None, None, None
-        finish(self, strategy)
+        finish_task(self, strategy)
 
 
 def _shared_statistics(model: nn.Module) -> list[str]:
@@ -186,4 +186,4 @@ def _shared_state(model: nn.Module) -> dict[str, str]:
     if isinstance(model, MultiHeadModel) and model.state_per_task:
         return {}  # each task has copies of all state that changes, or it is refused
     own = model.buffer_names(model.tasks) if isinstance(model, MultiHeadModel) else ()
-    return {name: digest for name, digest in kept_tensors(model).items() if name not in own}
+    return {name: digest for name, digest in hash_tensors(model).items() if name not in own}

@@ -16,30 +16,30 @@ from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.encoding import Apart
+from avalanche_amnesia.saving.encoding import OwnFile
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
-from avalanche_amnesia.saving.values import checked, made
+from avalanche_amnesia.saving.values import checked, create
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
-from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, Reproduced, StreamInUse, retraining
-from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
+from avalanche_amnesia.training.host.parts_of_tasks import ForgottenPositions, LastStream, TrialDone, make_retraining
+from avalanche_amnesia.training.host.rollback import abort_training, finish_task, is_finishing, restore_snapshot
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
+from avalanche_amnesia.training.task_in_training import TaskSnapshot, copy_finished
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import TrainAgain, apply, ledger_only, naming_whose
+from avalanche_amnesia.unlearning.applying import TrainAgain, apply, apply_to_ledger_only, name_broken_plugin
 from avalanche_amnesia.unlearning.claims import Claims
-from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
+from avalanche_amnesia.unlearning.compensation import can_revise, is_compensation, is_repair
 from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
+from avalanche_amnesia.unlearning.planning import limit_to_own_modules, make_plan
 from avalanche_amnesia.unlearning.purging import purgers
 
-Obedience = Literal[True, False, "head"]
+ObeyMode = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
-_CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlugin, *OF_THE_HOST)
+_NO_PURGER = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlugin, *OF_THE_HOST)
 """Plugins that need no purger, because other code removes their data."""
 
 
@@ -80,11 +80,11 @@ class UnlearningPlugin(Plugin):
         deadline: int | None = None,
         allow_unknown: bool = False,
         deletion: Deletion | None = None,
-        obey: Obedience = True,
+        obey: ObeyMode = True,
         reproduce: bool = True,
     ) -> None:
         super().__init__()
-        checks.one_of("obey", obey, Obedience)
+        checks.one_of("obey", obey, ObeyMode)
         if deletion is not None:
             checks.one_of("deletion", deletion, Deletion)
         checks.one_of("reproduce", reproduce, Literal[True, False])
@@ -104,8 +104,8 @@ class UnlearningPlugin(Plugin):
         self._upcoming: list[Any] = []
         self._requests = StreamRequests()
         self.claims = Claims()
-        self.forgotten = ForgottenSamples()
-        self.stream = StreamInUse()
+        self.forgotten = ForgottenPositions()
+        self.stream = LastStream()
 
     # In a saved state -----------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class UnlearningPlugin(Plugin):
         """Return this plugin's state to save: ledger, records, claims, fingerprints of data, and open requests."""
         return {
             "ledger": self.ledger.state_dict(),
-            "records": [Apart(json.loads(record.to_json())) for record in self.records],
+            "records": [OwnFile(json.loads(record.to_json())) for record in self.records],
             "counters": self.counters,
             "data": self.data,
             "requests": self._requests.state(),
@@ -129,7 +129,7 @@ class UnlearningPlugin(Plugin):
         self.ledger.load_state_dict(ledger)
         self.claims.load_state(claims)
         self._requests.load_state(requests)
-        self.counters, self.data, self.forgotten = counters, data, made(ForgottenSamples, forgotten)
+        self.counters, self.data, self.forgotten = counters, data, create(ForgottenPositions, forgotten)
         self.records = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
 
     # By the user ----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class UnlearningPlugin(Plugin):
         """Return the plan of an unlearning now; see :meth:`TaskStrategy.plan_unlearning`."""
         request = _request(tasks, **parts)
         context = self.prepared(strategy, _tasks_of(request))
-        retraining(self, strategy, request, context, data)
+        make_retraining(self, strategy, request, context, data)
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
@@ -149,7 +149,7 @@ class UnlearningPlugin(Plugin):
         Raises:
             RequestError: if the tasks can't be requested now.
         """
-        return self._prepare(strategy, tasks, self._between_tasks(strategy), allow_unknown=True, strict=False)
+        return self._make_context(strategy, tasks, self._current_event(strategy), allow_unknown=True, strict=False)
 
     def unlearn(
         self,
@@ -167,7 +167,7 @@ class UnlearningPlugin(Plugin):
 
         For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
-        event = self._between_tasks(strategy)
+        event = self._current_event(strategy)
         request = _request(tasks, **parts)
         return self._unlearn(strategy, request, event, keep_probes, allow_unknown, strict, data, reproduce)
 
@@ -182,7 +182,7 @@ class UnlearningPlugin(Plugin):
             tasks: as of :meth:`TaskStrategy.prove`.
             quiet: do not announce the proof to loggers.
         """
-        event = self._between_tasks(strategy)
+        event = self._current_event(strategy)
         if not self.records:
             raise RequestError(f"{event}: nothing was unlearned, and a proof belongs to a record: unlearn a task first")
         self.claims.check_processes()
@@ -210,7 +210,7 @@ class UnlearningPlugin(Plugin):
         """
         self.ledger.declare_permanent(tasks)
 
-    def _between_tasks(self, strategy: Strategy) -> str:
+    def _current_event(self, strategy: Strategy) -> str:
         refuse_unfinished(strategy)
         # Less strict than for saving: a training that failed before its first step has changed nothing.
         snapshot = self._snapshot(strategy)
@@ -228,9 +228,9 @@ class UnlearningPlugin(Plugin):
 
     def undo_training(self, strategy: Strategy) -> None:
         """Restore the snapshot of an aborted task, if there is one, and drop the task's state."""
-        go_back(strategy)
+        restore_snapshot(strategy)
         self.current = None
-        self.claims.abandon(self._before, strategy.model, first=self.ledger.n_trained == 0)
+        self.claims.restore_log(self._before, strategy.model, first=self.ledger.n_trained == 0)
         self.current_task, self._before = None, None
 
     @property
@@ -255,28 +255,28 @@ class UnlearningPlugin(Plugin):
             abort_training(strategy)
         if strategy.clock.train_exp_counter in self.counters.values():  # after an error, the clock was not advanced
             strategy.clock.train_exp_counter += 1
-        self._obey_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
+        self._carry_out_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: check the task and its requests, and carry out the requests due before the task."""
         experience, task = strategy.experience, single_task(strategy.experience)
-        self._trajectory(strategy)
+        self._trajectory_plugin(strategy)
         self._choose_deletion(strategy.model)
-        self.claims.look_before_training(strategy.model)
+        self.claims.note_changed_tensors(strategy.model)
         if self.current is not None:  # trained again inside an unlearning: its requests were answered long ago
             return
         if not (self.ledger.n_trained or getattr(strategy.model, "additive", False)):
             refuse_incremental(experience)
-        self.stream.note(experience)
+        self.stream.remember(experience)
         check_iterations(strategy)
         if self.ledger.n_trained == 0 and self.deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
-            purgers.refuse_unknown_state(self._cleaned(strategy)[1])
+            purgers.refuse_unknown_state(self._split_by_purger(strategy)[1])
         self._requests.rehearse(experience, self.ledger)
         self.current_task, self._before, self._forgotten_in_task = None, None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
-            self._obey(strategy, request, task)
+            self._carry_out(strategy, request, task)
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Raise TaskError for a training on several new tasks (JointTraining): the tasks would share one update."""
@@ -292,14 +292,14 @@ class UnlearningPlugin(Plugin):
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's first step: check iterations of requests, record tasks that influence it, prepare purgers."""
         self.current_task = single_task(strategy.experience)
-        self._before = self.claims.begin(strategy, self.ledger)
+        self._before = self.claims.begin_training(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
             purgers.prepare_training(plugin, self.current_task)
         self._upcoming = self._requests.still_due(strategy.experience, "iteration", self.ledger.unlearned)
         for request in self._upcoming:
             check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
         for plugin in strategy.plugins:
-            if revises(plugin):
+            if can_revise(plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -311,10 +311,10 @@ class UnlearningPlugin(Plugin):
             request = self._upcoming.pop(0)
             with Transaction() as kept:  # an evaluation inside would overwrite these attributes
                 kept.keep(strategy, "mbatch", "mb_output", "loss", "_eval_streams")
-                self._obey(strategy, request, single_task(strategy.experience))
+                self._carry_out(strategy, request, single_task(strategy.experience))
             self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
-            forgotten = sum(strategy.mbatch[-1] == gone for gone in self._forgotten_in_task)
+            forgotten = sum(strategy.mbatch[-1] == removed for removed in self._forgotten_in_task)
             keep = (forgotten == 0).nonzero()[:, 0]
             if len(keep) < len(strategy.mbatch[-1]):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
@@ -336,27 +336,27 @@ class UnlearningPlugin(Plugin):
             self.ledger.declare_permanent({*permanent, *reads}.intersection(self.ledger.remaining))
             self.counters[task] = strategy.clock.train_exp_counter
             self.data[task] = labels_fingerprint(strategy.experience, before)
-            self._requests.trained(task, due(strategy.experience, "after"))
+            self._requests.end_task(task, due(strategy.experience, "after"))
         for plugin in strategy.plugins:
-            if compensates(plugin):
+            if is_compensation(plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
-        self.claims.end(task, strategy, self._forgotten_in_task)
+        self.claims.end_training(task, strategy, self._forgotten_in_task)
         self.current_task, self._before = None, None
-        finish(self, strategy)
+        finish_task(self, strategy)
         if not again:
-            self._obey_overdue(strategy)
+            self._carry_out_overdue(strategy)
 
-    def _obey_overdue(self, strategy: Strategy) -> None:
+    def _carry_out_overdue(self, strategy: Strategy) -> None:
         """Carry out all requests that are due after finished tasks, also requests delayed by an interruption."""
-        for task, request in self._requests.overdue(self.ledger.unlearned):
+        for task, request in self._requests.overdue_requests(self.ledger.unlearned):
             try:
                 self._unlearn(strategy, request, request.event(task), self.keep_probes)
             except RequestError:  # the same request would fail again
-                self._requests.answered(request)
+                self._requests.mark_answered(request)
                 raise
 
-    def _obey(self, strategy: Strategy, request: Any, task: int) -> None:
-        self._requests.fires(task, request)
+    def _carry_out(self, strategy: Strategy, request: Any, task: int) -> None:
+        self._requests.mark_started(task, request)
         self._unlearn(strategy, request, request.event(task), self.keep_probes)
 
     # The operation --------------------------------------------------------------------------------------------
@@ -383,44 +383,46 @@ class UnlearningPlugin(Plugin):
         def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:
                 change.keep(self._requests, "waiting")
-                self._requests.answered(request)
-                gone = record.plan.tasks
-                data = {task: digest for task, digest in self.data.items() if task not in gone}
-                change.set(self, records=[*self.records, record], data=data, forgotten=self.forgotten.without(gone))
-                self.forget(strategy, gone, change)
+                self._requests.mark_answered(request)
+                removed = record.plan.tasks
+                data = {task: digest for task, digest in self.data.items() if task not in removed}
+                change.set(
+                    self, records=[*self.records, record], data=data, forgotten=self.forgotten.without_tasks(removed)
+                )
+                self.forget(strategy, removed, change)
             began = time.perf_counter()
-            with naming_whose(strategy, name):
+            with name_broken_plugin(strategy, name):
                 trigger_plugins(strategy, name)
             context.started += time.perf_counter() - began  # metrics and loggers are no part of the unlearning
             if record is not None and snapshot is not None:  # heads written by compensations
-                change.set(snapshot, finished=copied_finished(strategy.model))
+                change.set(snapshot, finished=copy_finished(strategy.model))
 
         snapshot = self._snapshot(strategy)
         if snapshot is not None:  # undo a plugin's writes into finished tasks' heads
             snapshot.restore_finished_tasks(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
 
-        def prepared() -> tuple[UnlearningContext, TrainAgain | None, TrainAgain | None]:
-            made = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
-            return made, *retraining(self, strategy, request, made, data, reproduce=reproduce)
+        def prepare() -> tuple[UnlearningContext, TrainAgain | None, TrainAgain | None]:
+            made = self._make_context(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
+            return made, *make_retraining(self, strategy, request, made, data, reproduce=reproduce)
 
-        context, again, as_before = prepared()
+        context, retrain_without, reproduce_training = prepare()
         trained = {str(task): digest for task, digest in sorted(self.data.items())}
         provenance = Provenance(data=trained, **origin_of(strategy))
         try:
             self.current, self.keeps_probes = context.plan, keep_probes
             if not self.obey:
-                return ledger_only(context, announce, provenance)
-            if as_before is not None and reproduce:
+                return apply_to_ledger_only(context, announce, provenance)
+            if reproduce_training is not None and reproduce:
                 (task,) = context.tasks
-                first = self.claims.training(task)
+                first = self.claims.training_of(task)
                 try:
-                    apply(context, self.claims, lambda *given: None, provenance, as_before)
-                except Reproduced as found:
+                    apply(context, self.claims, lambda *given: None, provenance, reproduce_training)
+                except TrialDone as found:
                     found.check(task, context.hashes, first.place, event)
-                started, (context, again, _) = context.started, prepared()
+                started, (context, retrain_without, _) = context.started, prepare()
                 context.started = started  # the record's seconds include the reproduction
-            return apply(context, self.claims, announce, provenance, again)
+            return apply(context, self.claims, announce, provenance, retrain_without)
         finally:
             self.current = None
 
@@ -435,16 +437,16 @@ class UnlearningPlugin(Plugin):
             # optimizer moments and plugin states may contain the tasks: aborting must not restore them
             change.set(snapshot, moments={}, states=())
 
-    def _prepare(
+    def _make_context(
         self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
         """Check a request and return the context of its unlearning, with the plan; remove nothing yet."""
-        recorder = self._trajectory(strategy)
+        recorder = self._trajectory_plugin(strategy)
         self._choose_deletion(strategy.model)
         ledger, snapshot = self.ledger, self._snapshot(strategy)
         unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
         tasks = ledger.check(tasks, event, self._requests.known or None, unrecorded)
-        cleaned, unknown = self._cleaned(strategy)
+        cleaned, unknown = self._split_by_purger(strategy)
         if not allow_unknown:
             purgers.refuse_unknown_state(unknown)
         context = UnlearningContext(
@@ -455,35 +457,35 @@ class UnlearningPlugin(Plugin):
             trajectory=recorder.trajectory,
             counters=self.counters,
             purgers=cleaned,
-            unknown=[thing for thing, _ in unknown],
-            compensations=[p for p in strategy.plugins if compensates(p)] if self.obey is True else [],
-            repair=next(filter(repairs, strategy.plugins), None),
+            unknown=[obj for obj, _ in unknown],
+            compensations=[p for p in strategy.plugins if is_compensation(p)] if self.obey is True else [],
+            repair=next(filter(is_repair, strategy.plugins), None),
             shared_state=recorder.shared_state,
             before=None if snapshot is None else snapshot.values,
             in_training=self.current_task,
             unrecorded=unrecorded,
         )
-        work_out(context, self.claims, strict=strict)
+        make_plan(context, self.claims, strict=strict)
         if self.obey == "head":
-            own_modules_only(context)
+            limit_to_own_modules(context)
         return context
 
-    def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
+    def _split_by_purger(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
         """Return two lists: (object, purger), and (object, attribute with learned state) for objects without purger."""
         others = [
             plugin
             for plugin in strategy.plugins
-            if not (plugin is self or isinstance(plugin, _CLEANED_ELSEWHERE) or compensates(plugin) or repairs(plugin))
+            if not (plugin is self or isinstance(plugin, _NO_PURGER) or is_compensation(plugin) or is_repair(plugin))
         ]
-        found = [(thing, purgers.purger_of(thing)) for thing in (*others, strategy, strategy._criterion)]
-        unknown = purgers.unknown_state(strategy, [thing for thing, purge in found if purge is None])
+        found = [(obj, purgers.purger_of(obj)) for obj in (*others, strategy, strategy._criterion)]
+        unknown = purgers.unknown_state(strategy, [obj for obj, purge in found if purge is None])
         # Tensors of a criterion are settings, unless they have changed.
         kept = [
-            (thing, path)
-            for thing, path in unknown
-            if thing is not strategy._criterion or self.claims.criterion_learned(strategy)
+            (obj, path)
+            for obj, path in unknown
+            if obj is not strategy._criterion or self.claims.has_criterion_changed(strategy)
         ]
-        return [(thing, purge) for thing, purge in found if purge is not None], kept
+        return [(obj, purge) for obj, purge in found if purge is not None], kept
 
     def _choose_deletion(self, model: Any) -> None:
         """Set ``model.keeps_shared_entries``: True if no unlearning may change entries that remaining tasks use."""
@@ -496,12 +498,12 @@ class UnlearningPlugin(Plugin):
 
     def _snapshot(self, strategy: Strategy) -> TaskSnapshot | None:
         """Return the snapshot of model and optimizer from before the current task; None between tasks."""
-        return self._trajectory(strategy).snapshot
+        return self._trajectory_plugin(strategy).snapshot
 
-    def _trajectory(self, strategy: Strategy) -> TrajectoryPlugin:
+    def _trajectory_plugin(self, strategy: Strategy) -> TrajectoryPlugin:
         if self not in strategy.plugins:
             raise RequestError(
-                f"this UnlearningPlugin is none of {type(strategy).__name__}'s plugins, and knows nothing of its "
+                f"{type(strategy).__name__} does not have this UnlearningPlugin, which has no record of its "
                 "tasks: keep the one that you gave to plugins=[TrajectoryPlugin(), UnlearningPlugin()], and call that"
             )
         plugin = find_plugin(strategy, TrajectoryPlugin)

@@ -114,9 +114,9 @@ class SubnetPlugin(TaskMaskPlugin):
         last = model.last_scores() if self.masks.scores == "keep" else None
         if last is not None:
             return last
-        return self._draw(model, *(("scores",) if self.masks.scores == "keep" else ("scores", task)))
+        return self._draw_scores(model, *(("scores",) if self.masks.scores == "keep" else ("scores", task)))
 
-    def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
+    def _draw_scores(self, model: SubnetModel, *purpose: int | str) -> Tensor:
         """Return random scores, ``(n_weights,)``, from U(−1/√fan_in, 1/√fan_in), seeded by the seed and ``purpose``."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
         parts = []

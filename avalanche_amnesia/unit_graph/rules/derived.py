@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.rules import elementwise
-from avalanche_amnesia.unit_graph.values import ParameterValue, leaves, together
+from avalanche_amnesia.unit_graph.values import ParameterValue, combine, leaves
 from avalanche_amnesia.unit_graph.walk import Walk, all_of_all, derives
 
 A: Any = torch.ops.aten
@@ -17,39 +17,39 @@ A: Any = torch.ops.aten
 def entry_by_entry(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> ParameterValue:
     """Return the result of an elementwise operation: an entry depends on the operands' entries at the same position."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
-    return together(walk.result(node).shape, operands)
+    return combine(walk.result(node).shape, operands)
 
 
 @derives(A.matmul, A.mm, A.bmm)
-def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
+def product_of_parameters(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """Return the matrix product ``AB`` of parameters: an entry depends on a row of ``A`` and a column of ``B``."""
     operands = [(a, -1), (b, -2)]
     if any(isinstance(x, (ParameterValue, Tensor)) and len(x.shape) < 2 for x, _ in operands):
         return all_of_all(walk, node, a, b)
-    parts = [over(x, [dim], keepdim=True) for x, dim in operands if isinstance(x, ParameterValue)]
-    return together(walk.result(node).shape, parts)
+    parts = [reduce_over(x, [dim], keepdim=True) for x, dim in operands if isinstance(x, ParameterValue)]
+    return combine(walk.result(node).shape, parts)
 
 
-def over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
+def reduce_over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
     """Return a tensor whose entries each depend on all entries of ``x`` along the dimensions ``dims``."""
     dims = [dim % len(x.shape) for dim in dims]
     kept = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
     numbers = torch.arange(torch.Size(kept).numel()).reshape(kept)
     shape = kept if keepdim else [size for dim, size in enumerate(x.shape) if dim not in dims]
-    return x.mixed(numbers, tuple(shape))
+    return x.combine_entries(numbers, tuple(shape))
 
 
 @derives(A.mean, A.sum, A.amax, A.amin, A.var, A.std, A.norm, A.linalg_vector_norm)
-def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
+def reduce_parameter(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
     """Return a mean, norm or similar reduction of a parameter: an entry depends on all entries that it reduces."""
-    dims = walk_dims(node, len(x.shape)) if isinstance(x, ParameterValue) else None
+    dims = reduced_dims(node, len(x.shape)) if isinstance(x, ParameterValue) else None
     result = walk.result(node)
     if dims is None or not isinstance(result, Tensor):
         return all_of_all(walk, node, x, *args, **options)
-    return over(x, dims, keepdim=len(result.shape) == len(x.shape))
+    return reduce_over(x, dims, keepdim=len(result.shape) == len(x.shape))
 
 
-def walk_dims(node: fx.Node, count: int) -> list[int] | None:
+def reduced_dims(node: fx.Node, count: int) -> list[int] | None:
     """Return the dimensions over which a node reduces, from its schema and arguments; None for all dimensions."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -60,14 +60,14 @@ def walk_dims(node: fx.Node, count: int) -> list[int] | None:
 
 
 @derives(A.batch_norm)
-def standardised(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
+def standardised_weight(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """Return a weight standardised by ``batch_norm`` as if it were a batch: an entry depends on its whole channel."""
     if not isinstance(x, ParameterValue):
         return all_of_all(walk, node, x, *rest, **options)
-    by_channel = over(x, [dim for dim in range(len(x.shape)) if dim != 1], keepdim=True)
+    by_channel = reduce_over(x, [dim for dim in range(len(x.shape)) if dim != 1], keepdim=True)
     shape = (1, -1, *(1,) * (len(x.shape) - 2))
-    affine = [p.moved(lambda place: place.reshape(shape)) for p in rest[:2] if isinstance(p, ParameterValue)]
-    return together(walk.result(node).shape, [by_channel, *affine])
+    affine = [p.move_entries(lambda place: place.reshape(shape)) for p in rest[:2] if isinstance(p, ParameterValue)]
+    return combine(walk.result(node).shape, [by_channel, *affine])
 
 
 @derives(A._weight_norm)
@@ -75,11 +75,11 @@ def weight_norm(walk: Walk, node: fx.Node, v: Any, g: Any, dim: int = 0) -> Any:
     """Return the weight ``g · v / ‖v‖``: an entry depends on all entries of ``v`` with the same index along ``dim``."""
     if not isinstance(v, ParameterValue):
         return all_of_all(walk, node, v, g, dim)
-    norms = over(v, [d for d in range(len(v.shape)) if d != dim % len(v.shape)], keepdim=True)
-    return together(walk.result(node).shape, [x for x in (v, norms, g) if isinstance(x, ParameterValue)])
+    norms = reduce_over(v, [d for d in range(len(v.shape)) if d != dim % len(v.shape)], keepdim=True)
+    return combine(walk.result(node).shape, [x for x in (v, norms, g) if isinstance(x, ParameterValue)])
 
 
 @derives(A.softmax, A.log_softmax)
-def normalised(walk: Walk, node: fx.Node, x: Any, dim: int, *rest: Any) -> Any:
+def softmax_of_parameter(walk: Walk, node: fx.Node, x: Any, dim: int, *rest: Any) -> Any:
     """Return the softmax of a parameter: an entry depends on all entries along ``dim``."""
-    return together(x.shape, [over(x, [dim], keepdim=True)])
+    return combine(x.shape, [reduce_over(x, [dim], keepdim=True)])

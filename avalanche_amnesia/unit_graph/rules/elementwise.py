@@ -37,7 +37,7 @@ def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -
     if isinstance(a, Value) and isinstance(b, Value):
         return Value(walk.draft.sets.union(a.ids, b.ids), max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
-    return _beside(walk, x, other, Masked.CONSTANT)
+    return _units_with_constant(walk, x, other, Masked.CONSTANT)
 
 
 @rule(A.mul, A.multiply)
@@ -52,15 +52,15 @@ def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
         best = min(zero, key=lambda v: (float((v.ids == ALWAYS).float().mean()), -v.ids.numel()))
         return Value(best.ids.expand(shape))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
-    return _beside(walk, x, other, None)
+    return _units_with_constant(walk, x, other, None)
 
 
-def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
+def _units_with_constant(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
     """Return the units of ``x`` after an operation with a constant or parameter. A parameter gets these units too."""
     with_constant = x.masked if with_constant is None else with_constant  # a product leaves masked entries unchanged
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
-        met = max(x.masked, adopt(walk, other, x.ids.expand(shape)))
+        met = max(x.masked, assign_units(walk, other, x.ids.expand(shape)))
         # Zero times another task's parameter is +0 or -0, by the parameter's sign: mask it again.
         zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
         return Value(x.ids.expand(shape), Masked.ZERO if zero else met)
@@ -68,7 +68,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
     return Value(x.ids.expand(shape), max(x.masked, with_constant))
 
 
-def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
+def assign_units(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
     """Record that a parameter's entries belong to the units ``ids``. Return the possible contents of masked entries."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
@@ -78,7 +78,7 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
 
 
 @rule(A.div, A.true_divide, A.floor_divide, A.remainder, A.fmod)
-def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
+def divide(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
     """Return the units that each entry of a quotient depends on. An entry is zero where the numerator is zero."""
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
@@ -115,7 +115,7 @@ def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -
 
 
 @rule(A.maximum, A.minimum)
-def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
+def maximum(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """Return the units that a maximum or minimum of two values depends on. An entry is zero where both values are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
         return walk.conservative(node)
@@ -123,7 +123,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 
 @rule(A.where)
-def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
+def select(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
     """Return the units that each entry of ``torch.where`` depends on: the units of both operands and the condition."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
@@ -140,17 +140,17 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
 
 
 @rule(*SAME_VALUES, *KEEP_ZERO)
-def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
+def zero_preserving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """Return the units that ``f(x)`` depends on, for ``f(0) = 0``: masked entries stay zero."""
-    if not isinstance(x, Value) or _meets_others(rest, options):
+    if not isinstance(x, Value) or _has_varying_argument(rest, options):
         return walk.conservative(node)
     return x
 
 
 @rule(*LIFT)
-def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
+def zero_moving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """Return the units that ``f(x)`` depends on, for ``f(0) ≠ 0``: masked entries become a constant."""
-    if not isinstance(x, Value) or _meets_others(rest, options) or walk.result(node).shape != x.shape:
+    if not isinstance(x, Value) or _has_varying_argument(rest, options) or walk.result(node).shape != x.shape:
         return walk.conservative(node)
     return x.like(masked=max(x.masked, Masked.CONSTANT))
 
@@ -161,11 +161,11 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
         return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
-    return multiply(walk, node, x, slopes.moved(lambda place: place.reshape(shape)))
+    return multiply(walk, node, x, slopes.move_entries(lambda place: place.reshape(shape)))
 
 
 @rule(*POLES)
-def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
+def singular_at_zero(walk: Walk, node: fx.Node, x: Value) -> Value:
     """Return the units that ``f(x)`` depends on. Raise Unsupported if masked entries are 0, where ``f`` is singular."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
@@ -174,6 +174,6 @@ def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
     return x.like(masked=max(x.masked, Masked.CONSTANT))
 
 
-def _meets_others(*arguments: Any) -> bool:
+def _has_varying_argument(*arguments: Any) -> bool:
     """Return True if any argument (a bound, a mask) is a parameter or computed from the input."""
     return any(isinstance(leaf, (Value, ParameterValue)) for leaf in leaves(arguments))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
-from avalanche_amnesia.unit_graph.rules.derived import walk_dims
-from avalanche_amnesia.unit_graph.rules.elementwise import adopt
+from avalanche_amnesia.unit_graph.rules.derived import reduced_dims
+from avalanche_amnesia.unit_graph.rules.elementwise import assign_units
 from avalanche_amnesia.unit_graph.rules.weighted import connect
 from avalanche_amnesia.unit_graph.values import ALWAYS, Masked, ParameterValue, Value
 from avalanche_amnesia.unit_graph.walk import Walk, rule
@@ -26,10 +26,10 @@ POOLS = (
 
 
 @rule(A.mean, A.sum, A.amax, A.amin, A.std, A.var, A.norm, A.linalg_vector_norm)
-def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
+def reduction(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
     """Return the units that each entry of a reduction depends on: the units of all reduced entries."""
     result = walk.result(node)
-    dims = walk_dims(node, len(x.shape))
+    dims = reduced_dims(node, len(x.shape))
     if not isinstance(x, Value) or not isinstance(result, Tensor) or dims is None:
         return walk.conservative(node)
     if 0 in dims and len(x.shape) == 2:
@@ -39,7 +39,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
 
 
 @rule(A.cumsum)
-def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> Any:
+def cumulative_sum(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> Any:
     """Return the units that each entry of a cumulative sum depends on: the units of all entries along ``dim``."""
     if not isinstance(x, Value):
         return walk.conservative(node)
@@ -47,7 +47,7 @@ def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> An
 
 
 @rule(*POOLS)
-def pooled(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
+def pooling(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
     """Return the units that each entry depends on after pooling or interpolation: the units of its whole channel."""
     if not isinstance(x, Value):
         return walk.conservative(node)
@@ -62,7 +62,7 @@ def pooled(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any
 
 
 @rule(A.matmul, A.bmm, A.mm)
-def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
+def matrix_product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """Return the units that each entry of ``a @ b`` depends on; if ``b`` is a trained weight, record a new layer."""
     if isinstance(a, Value) and isinstance(b, ParameterValue) and len(b.shape) == 2 and not b.fixed:
         walk.zero_inputs(node)
@@ -84,13 +84,13 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 
 @rule(A.scaled_dot_product_attention)
-def attended(
+def attention(
     walk: Walk, node: fx.Node, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
 ) -> Any:
     """Return the units that each entry of an attention result depends on: the units of ``value`` at all positions."""
     for learned in (query, key, attn_mask):
         if isinstance(learned, ParameterValue):  # shared attention weights read it, so only the first task trains it
-            adopt(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))
+            assign_units(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))
     if not isinstance(value, Value) or value.masked is not Masked.ZERO:
         return walk.conservative(node)
     # Masked queries and keys may hold constants, but no numbers that other tasks change.

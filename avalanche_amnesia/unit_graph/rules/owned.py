@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from avalanche_amnesia.unit_graph.declared_calls import DECLARED, filled_in
+from avalanche_amnesia.unit_graph.declared_calls import DECLARED, with_nodes
 from avalanche_amnesia.unit_graph.exporting import PLAIN_AVERAGE, module_of
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.masking import call_owned, tensor_in
@@ -34,8 +34,8 @@ def by_channel(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *optio
             "a norm goes by the batch's statistics in evaluation, although it keeps running ones",
             "make it without them: track_running_stats=False",
         )
-    names = _names(walk, node, weight, bias)
-    name = _named(walk, node, (*names, *statistics))
+    names = _parameter_names(walk, node, weight, bias)
+    name = _module_name(walk, node, (*names, *statistics))
     # A task gets a copy of statistics that change. Only the walk in training mode, the first, sees if they change.
     stay = not statistics or (not own if walk.training else name not in walk.draft.owned)
     if stay and _is_common(x, weight, bias):
@@ -49,7 +49,7 @@ def by_channel(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *optio
         statistics=statistics,
         fixed=bool(statistics) and walk.training and not own,
     )
-    return _own(walk, node, x, spec)
+    return _use_task_copy(walk, node, x, spec)
 
 
 _OVER_UNITS: dict[Any, NormKind] = {
@@ -69,9 +69,9 @@ def over_units(walk: Walk, node: fx.Node, x: Any, over: Any, weight: Any = None,
     eps = left[0] if left else None
     if eps is None:
         eps = torch.finfo(node.all_input_nodes[0].meta["val"].dtype).eps if kind == "rms" else 1e-5
-    names = _names(walk, node, weight, bias)
+    names = _parameter_names(walk, node, weight, bias)
     axes: dict[str, Any] = {"groups": over} if kind == "group" else {"shape": tuple(over)}
-    return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, kind, eps=eps, **axes))
+    return _use_task_copy(walk, node, x, OwnedSpec(_module_name(walk, node, names), names, kind, eps=eps, **axes))
 
 
 def _is_common(x: Any, *parameters: Any) -> bool:
@@ -81,7 +81,7 @@ def _is_common(x: Any, *parameters: Any) -> bool:
     return still and isinstance(x, Value) and x.always
 
 
-def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
+def _use_task_copy(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
     """Replace a norm's node by a call of the task's own copy; return the units that its result depends on."""
     if isinstance(x, ParameterValue):
         raise Unsupported("a parameter is normalised together with a value", "use it as it is")
@@ -97,7 +97,7 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
     if walk.norm == "batch":
         spec = replace(spec, parameters=(None, None), statistics=())  # use the statistics of the current batch
     mask = walk.masks.emit(sets)
-    _note(walk, replace(spec, sets=None if mask is None else compact(sets)))
+    _record_norm(walk, replace(spec, sets=None if mask is None else compact(sets)))
     own = walk.insert_behind(node, call_owned, (walk.tasks_own, spec.name, node.args[0], mask))
     node.replace_all_uses_with(own)
     shape = sets.shape if by_position else (1, len(sets), *(1,) * (x.ids.dim() - 2))
@@ -106,7 +106,7 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
     return result
 
 
-def _note(walk: Walk, spec: OwnedSpec) -> None:
+def _record_norm(walk: Walk, spec: OwnedSpec) -> None:
     """Record a task-owned norm; if a norm is called several times, its copy gets the units of all calls."""
     known = walk.draft.owned.get(spec.name)
     if known is None:
@@ -120,12 +120,12 @@ def _note(walk: Walk, spec: OwnedSpec) -> None:
     walk.draft.owned[spec.name] = replace(known, sets=sets, fixed=fixed)
 
 
-def _names(walk: Walk, node: fx.Node, *parameters: Any) -> tuple[str | None, ...]:
+def _parameter_names(walk: Walk, node: fx.Node, *parameters: Any) -> tuple[str | None, ...]:
     still = {id(walk.values.get(n)): str(n.target) for n in node.all_input_nodes if n.op == "get_attr"}
-    return tuple(still.get(id(p)) if isinstance(p, ParameterValue) and not p.parts else _name(p) for p in parameters)
+    return tuple(still.get(id(p)) if isinstance(p, ParameterValue) and not p.parts else _name_of(p) for p in parameters)
 
 
-def _name(parameter: Any) -> str | None:
+def _name_of(parameter: Any) -> str | None:
     if parameter is None:
         return None
     if not isinstance(parameter, ParameterValue) or len(parameter.parts) != 1 or not parameter.parts[0].whole:
@@ -133,7 +133,7 @@ def _name(parameter: Any) -> str | None:
     return parameter.parts[0].name
 
 
-def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
+def _module_name(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
     known = next((name for name in names if name is not None), "")
     return known.rpartition(".")[0] or module_of(node) or known or node.name
 
@@ -142,12 +142,12 @@ def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
 
 
 @rule(DECLARED)
-def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
+def declared_call(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
     """Replace one call of a module declared frozen or task-owned; no mask affects its results."""
     name, arguments = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
     given: Any = node.args
-    args, kwargs = filled_in(arguments, iter(given[0][1:]), iter(given[1]))
+    args, kwargs = with_nodes(arguments, iter(given[0][1:]), iter(given[1]))
     if name in walk.owned:
         walk.draft.owned.setdefault(name, OwnedSpec(name))
         made = walk.insert_behind(node, call_owned, (walk.tasks_own, name, *args), kwargs)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
-from avalanche_amnesia.unit_graph.rules.elementwise import adopt
+from avalanche_amnesia.unit_graph.rules.elementwise import assign_units
 from avalanche_amnesia.unit_graph.values import (
     ALWAYS,
     NOTHING,
@@ -37,57 +37,57 @@ _LIKE_ANOTHER = (A.expand_as, A.view_as, A.reshape_as)
 
 @rule(*MOVES)
 @derives(*MOVES)
-def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
+def move_entries(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     """Return the units of moved entries: the same operation is applied to the numbers of the entries' unit sets."""
     if node.target is A.view.dtype:
         raise Unsupported(f"view({args[1]}) reads the bits of numbers as another type", "convert them: x.to(dtype)")
     known = leaves((args, options))
     operands = [leaf for leaf in known if isinstance(leaf, (Value, ParameterValue))]
     if len(operands) > 1 or operands[0] is not args[0]:
-        return _otherwise(walk, node, args, options)  # a value determines which entries are moved
+        return _without_rule(walk, node, args, options)  # a value determines which entries are moved
     # Numbers of sets or entries may lie in memory in another way than the values: reshape, not view.
     target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
-    return _again(args[0], lambda places: target(places, *args[1:], **options))
+    return _move(args[0], lambda places: target(places, *args[1:], **options))
 
 
 @rule(*_LIKE_ANOTHER)
 @derives(*_LIKE_ANOTHER)
-def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
+def move_entries_like(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
     """Return the units of ``x`` moved to the shape of ``other``. The values of ``other`` do not matter."""
     if isinstance(x, Tensor):
         return always_in_use(walk.result(node))
     method = str(node.target).split(".")[1]
-    return _again(x, lambda places: getattr(places, method.replace("view_as", "reshape_as"))(torch.empty(other.shape)))
+    return _move(x, lambda places: getattr(places, method.replace("view_as", "reshape_as"))(torch.empty(other.shape)))
 
 
 @rule(A.index)
 @derives(A.index)
-def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
+def index_entries(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
     """Return the units of ``x[indices]`` if the indices are constant; else treat it as an unknown operation."""
     fixed = all(index is None or isinstance(index, Tensor) for index in indices)
     if isinstance(x, Tensor) or not fixed:
-        return _otherwise(walk, node, (x, indices), {})
+        return _without_rule(walk, node, (x, indices), {})
     places = tuple(slice(None) if index is None else index for index in indices)
-    return _again(x, lambda held: held[places])
+    return _move(x, lambda held: held[places])
 
 
-def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
+def _without_rule(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
     values = any(isinstance(leaf, Value) for leaf in leaves((args, options)))
     return walk.conservative(node) if values else all_of_all(walk, node, *args, **options)
 
 
-def _again(operand: Any, move: Any) -> Any:
+def _move(operand: Any, move: Any) -> Any:
     """Return a copy with ``move`` applied to the set numbers of a value, or the entry numbers of a parameter."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
-    first = move(operand.parts[0].place)
+    first = move(operand.parts[0].index)
     if isinstance(first, Tensor):
-        return operand.moved(move)
-    return tuple(operand.moved(lambda place, i=i: move(place)[i]) for i in range(len(first)))
+        return operand.move_entries(move)
+    return tuple(operand.move_entries(lambda place, i=i: move(place)[i]) for i in range(len(first)))
 
 
 @rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
-def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
+def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
     """Concatenate values and the units of their entries; a parameter in ``tensors`` gets the first value's units."""
     values = [part for part in tensors if isinstance(part, Value)]
     result = walk.result(node)
@@ -105,11 +105,11 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
             beside = compact(values[0].ids)
             if by_stack in ("stack", "hstack", "vstack") or beside.shape[along] != 1:
                 raise Unsupported(
-                    f"parameters {part.names} are put beside values along an axis on which their units differ",
-                    "put them beside them along another axis (tokens), or declare them frozen=[…]",
+                    f"parameters {part.names} are joined with values along an axis on which their units differ",
+                    "join them along another axis (tokens), or declare them frozen=[…]",
                 )
             ids = beside.expand(part.shape)
-            masked = max(masked, adopt(walk, part, ids))
+            masked = max(masked, assign_units(walk, part, ids))
             parts.append(ids)
     made: Any = {"stack": torch.stack, "hstack": torch.hstack, "vstack": torch.vstack}.get(by_stack, torch.cat)
     ids = made(parts) if by_stack in ("hstack", "vstack") else made(parts, along)
@@ -117,7 +117,7 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
 
 
 @derives(A.cat, A.concat, A.concatenate, A.stack)
-def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
+def concatenate_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
     """Concatenate parameters. An entry depends on its own part and, to be safe, on entries of the further parts."""
     result = walk.result(node)
     along = dim % len(result.shape)
@@ -130,14 +130,14 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
         if isinstance(part, ParameterValue):
             # Outside its own part nothing depends on it: reuse its first positions, which can only add dependences.
             at = (torch.arange(result.shape[along]) - start).clamp(0, size - 1)
-            operands.append(part.moved(partial(torch.index_select, dim=along, index=at)))
+            operands.append(part.move_entries(partial(torch.index_select, dim=along, index=at)))
         start += size
     parts = tuple(part for operand in operands for part in operand.parts)
     return ParameterValue(result.shape, parts)
 
 
 @rule(A.pad, A.constant_pad_nd, zeros=True)
-def padded(
+def pad_entries(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
 ) -> Any:
     """Return the units after padding with a constant: NOTHING for added zeros, ALWAYS for any other number."""
@@ -150,7 +150,7 @@ def padded(
 
 
 @rule(A.slice_scatter, A.select_scatter)
-def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
+def overwrite_part(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
     """Return the units of ``x`` after ``source`` overwrites a part of it; that part gets the units of ``source``."""
     by_parameter = isinstance(x, ParameterValue) or isinstance(source, ParameterValue)
     if by_parameter or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
@@ -161,7 +161,7 @@ def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **
 
 
 @rule(A.copy)
-def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
+def assign_slice(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
     """Return the units after a slice assignment: those of ``source``, expanded to the result's shape."""
     if isinstance(source, ParameterValue):
         return walk.conservative(node)
@@ -170,7 +170,7 @@ def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
 
 
 @rule(A.fill, A.zero, A.zeros_like, A.ones_like, A.full_like, A.new_zeros, A.new_ones, A.new_full)
-def overwritten(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
+def fill_all(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """Return a value that no mask affects, because the tensor is filled with one number."""
     if any(isinstance(leaf, ParameterValue) for leaf in leaves((rest, options))):
         return walk.conservative(node)

@@ -18,33 +18,33 @@ A: Any = torch.ops.aten
 @rule(A.linear, zeros=True)
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
     """Record a linear layer ``x Wᵀ + b``; return its new units, one per entry of the last axis."""
-    if not _moves(weight):
-        return _without_units(walk, node, weight, bias)
+    if not _can_change(weight):
+        return _fixed_layer(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=0)
 
 
 @rule(A.addmm, zeros=True)
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
     """Record ``b + x W``, a linear layer with a transposed weight; return its new units."""
-    if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
-        return _without_units(walk, node, weight, bias)
+    if not _can_change(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
+        return _fixed_layer(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=1)
 
 
-def _moves(weight: Any) -> bool:
+def _can_change(weight: Any) -> bool:
     """Return True if later tasks can change the weight. Only then the layer's outputs become units with masks."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
-def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
+def _fixed_layer(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
     """Return the result of a layer with a fixed weight: it has no mask. A trained bias becomes task-owned."""
-    if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
+    if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain_bias(bias)) is not None:
         walk.draft.loose.add(name)  # the network is traced again, with the bias owned by each task
         return always_in_use(walk.result(node))
     return walk.conservative(node)
 
 
-def _plain(bias: Any) -> str | None:
+def _plain_bias(bias: Any) -> str | None:
     """Return the parameter name of a bias that is a single, complete, trained parameter; else None."""
     parts = bias.parts if isinstance(bias, ParameterValue) and not bias.fixed else ()
     return parts[0].name if len(parts) == 1 and parts[0].whole else None
@@ -54,16 +54,16 @@ def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any
     """Record a dense layer from the last axis of ``x`` to new units; return the units of its result's entries."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
-    sets = _layer(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
+    sets = _unit_sets(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
     walk.draft.use(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(unit_axis))
-    return _outputs(walk, node, sets, bias, axis=-1)
+    return _output_units(walk, node, sets, bias, axis=-1)
 
 
 @rule(A.conv1d, A.conv2d, A.conv3d, zeros=True)
 def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
     """Record a convolution; return its new units, one per output channel (axis 1)."""
-    if not _moves(weight):
-        return _without_units(walk, node, weight, bias)
+    if not _can_change(weight):
+        return _fixed_layer(walk, node, weight, bias)
     x = walk.value(x)
     if x.ids.dim() != len(weight.shape):
         raise Unsupported("its input has no axis of samples", "give it one: x.unsqueeze(0)")
@@ -74,11 +74,11 @@ def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None
     ones = (1,) * (len(weight.shape) - 2)
     if groups == channels and groups > 1 and not bool((inputs == ALWAYS).any()):
         return _depthwise(walk, node, inputs, weight, bias, ones)
-    sets = _layer(walk, node, weight, f"Conv{len(ones)}d", units)
+    sets = _unit_sets(walk, node, weight, f"Conv{len(ones)}d", units)
     by_group = inputs.reshape(groups, 1, per_group).expand(groups, units // groups, per_group)
     into = inputs.reshape(1, channels, *ones) if groups == 1 else by_group.reshape(units, per_group, *ones)
     walk.draft.use(weight, sets.reshape(units, 1, *ones), into)
-    return _outputs(walk, node, sets, bias, axis=1)
+    return _output_units(walk, node, sets, bias, axis=1)
 
 
 def _depthwise(
@@ -88,43 +88,43 @@ def _depthwise(
     units = weight.shape[0]
     sets = inputs.repeat_interleave(units // len(inputs))
     walk.draft.use(weight, sets.reshape(units, 1, *ones))
-    value = _outputs(walk, node, sets, bias, axis=1)
+    value = _output_units(walk, node, sets, bias, axis=1)
     return value if isinstance(bias, ParameterValue) else value.like(masked=Masked.ZERO)
 
 
 @rule(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d, zeros=True)
-def transposed(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
+def transposed_convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
     """Record a transposed convolution, weight ``(inputs, units/groups, …)``; return its new units, one per channel."""
-    if not _moves(weight):
-        return _without_units(walk, node, weight, bias)
+    if not _can_change(weight):
+        return _fixed_layer(walk, node, weight, bias)
     x = walk.value(x)
     channels, per_group = weight.shape[:2]
     units = walk.result(node).shape[1]
     groups = units // per_group
     inputs = walk.draft.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
     ones = (1,) * (len(weight.shape) - 2)
-    sets = _layer(walk, node, weight, f"ConvTranspose{len(ones)}d", units)
+    sets = _unit_sets(walk, node, weight, f"ConvTranspose{len(ones)}d", units)
     by_group = sets.reshape(groups, 1, per_group).expand(groups, channels // groups, per_group)
     walk.draft.use(weight, by_group.reshape(channels, per_group, *ones), inputs.reshape(channels, 1, *ones))
-    return _outputs(walk, node, sets, bias, axis=1)
+    return _output_units(walk, node, sets, bias, axis=1)
 
 
 @rule(A.embedding)
 def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
     """Record an embedding table that the network's input indexes; return its new units, one per dimension."""
-    if not _moves(weight) or len(weight.shape) != 2:
+    if not _can_change(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
-    sets = _layer(walk, node, weight, "Embedding", weight.shape[1])
+    sets = _unit_sets(walk, node, weight, "Embedding", weight.shape[1])
     walk.draft.use(weight, sets.reshape(1, -1))
-    return _outputs(walk, node, sets, None, axis=-1)
+    return _output_units(walk, node, sets, None, axis=-1)
 
 
-def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> Value:
+def _output_units(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> Value:
     if isinstance(bias, ParameterValue):
         walk.draft.use(bias, sets)
-        walk.draft.biases |= {name for name in [_plain(bias)] if name is not None}
+        walk.draft.biases |= {name for name in [_plain_bias(bias)] if name is not None}
     elif bias is not None:
-        raise Unsupported("its bias is computed from the input", "add it behind the layer")
+        raise Unsupported("its bias is computed from the input", "add it after the layer")
     result = walk.result(node)
     shape = [1] * result.dim()
     shape[axis] = len(sets)
@@ -132,7 +132,7 @@ def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> V
     return Value(compact(sets.reshape(shape)).expand(result.shape), masked)
 
 
-def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
+def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
     """Return the set numbers of a layer's units. The first call with the layer's weight creates the units.
 
     A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
@@ -145,13 +145,13 @@ def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: 
     count = part.size.numel()
     first, used = 0, part.size[0]
     if not part.whole:
-        first, used = int(part.place.min()) * part.size[0] // count, part.place.numel() * part.size[0] // count
+        first, used = int(part.index.min()) * part.size[0] // count, part.index.numel() * part.size[0] // count
     third = part.size[0] // 3
     if rows and part.name.endswith("in_proj_weight") and part.size[0] == 3 * third and not first % third:
         layers = []
         for row in range(0, used, third):
             name = f"{part.name}[{first + row}:{first + row + third}]"
-            rows_of = weight.moved(partial(torch.narrow, dim=0, start=row, length=third))
+            rows_of = weight.move_entries(partial(torch.narrow, dim=0, start=row, length=third))
             layers.append(walk.draft.layer_of(rows_of, (name,), kind, third))
         return torch.cat([layer.sets for layer in layers])
     name = part.name.removesuffix(".weight") if used == part.size[0] else f"{part.name}[{first}:{first + units}]"

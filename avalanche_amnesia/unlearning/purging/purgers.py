@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.saving.known_objects import known_parts
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.transaction import Transaction
@@ -52,9 +52,9 @@ def register_purger(*classes: type, before_training: Preparation | None = None) 
             raise TypeError(f"a purger is a function (plugin, context, change) -> str, got {purger!r}")
         for kind in classes:
             other = _PURGERS.get(kind, purger)
-            if _name_of(other) != _name_of(purger):
+            if _qualified_name(other) != _qualified_name(purger):
                 raise ValueError(
-                    f"{kind.__name__} has the purger {_name_of(other)}: give the new one its name to replace it"
+                    f"{kind.__name__} has the purger {_qualified_name(other)}: give the new one its name to replace it"
                 )
         _PURGERS.update(dict.fromkeys(classes, purger))
         if before_training is not None:
@@ -64,23 +64,23 @@ def register_purger(*classes: type, before_training: Preparation | None = None) 
     return register
 
 
-def _name_of(function: Any) -> str:
+def _qualified_name(function: Any) -> str:
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
 
 
 def purger_of(plugin: object) -> Purger | None:
     """Return the purger registered for the class, or the nearest base class, of a plugin or strategy, or None."""
-    return _nearest(_PURGERS, plugin)
+    return _lookup_by_class(_PURGERS, plugin)
 
 
 def prepare_training(plugin: object, task: int) -> None:
     """Call the ``before_training`` function registered with the purger of a plugin or strategy, if any."""
-    prepare = _nearest(_PREPARATIONS, plugin)
+    prepare = _lookup_by_class(_PREPARATIONS, plugin)
     if prepare is not None:
         prepare(plugin, task)
 
 
-def _nearest(table: Mapping[type, Registered], plugin: object) -> Registered | None:
+def _lookup_by_class(table: Mapping[type, Registered], plugin: object) -> Registered | None:
     return next((table[kind] for kind in type(plugin).__mro__ if kind in table), None)
 
 
@@ -102,14 +102,14 @@ UnknownState = Sequence[tuple[object, str]]
 """Pairs: a plugin, strategy or criterion without a purger, and the name of its attribute that holds learned state."""
 
 
-def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
-    """Return (object, name of the attribute) for each object in ``things`` with learned state; none has a purger."""
+def unknown_state(strategy: Strategy, objects: Iterable[object]) -> UnknownState:
+    """Return (object, name of the attribute) for each object in ``objects`` with learned state; none has a purger."""
     others = [strategy.optimizer, strategy.evaluator, *strategy.plugins]
-    with whole(strategy.model) as model:
+    with register_all(strategy.model) as model:
         others += [*model.modules(), *model.parameters(), *model.buffers()]
     known: dict[int, object] = {id(each): each for each in others}
-    names = [(thing, learned_state(thing, known)) for thing in things]
-    return [(thing, name) for thing, name in names if name is not None]
+    names = [(obj, learned_state(obj, known)) for obj in objects]
+    return [(obj, name) for obj, name in names if name is not None]
 
 
 def refuse_unknown_state(unknown: UnknownState) -> None:
@@ -123,20 +123,20 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
         )
 
 
-def learned_state(thing: object, others: Mapping[int, object] = {}) -> str | None:
+def learned_state(obj: object, others: Mapping[int, object] = {}) -> str | None:
     """Return the name of the first attribute (or ``"state()"``) of an object that holds learned state, or None.
 
     Learned state is a tensor, array, data set, experience, or module with tensors: in the attribute itself, or in
     containers and objects of Avalanche and this package there. Objects in ``others`` (by id) do not count. For an
     object with ``load_state``, the result of ``state()`` is searched. Objects of other classes are not searched.
     """
-    if hasattr(type(thing), "load_state"):
-        held = {"state()": getattr(thing, "state")()}  # noqa: B009 - any class may have it
-    elif isinstance(thing, BaseTemplate):
-        held = own_attributes(thing)
+    if hasattr(type(obj), "load_state"):
+        held = {"state()": getattr(obj, "state")()}  # noqa: B009 - any class may have it
+    elif isinstance(obj, BaseTemplate):
+        held = own_attributes(obj)
     else:
-        tensors = [*thing.named_parameters(), *thing.named_buffers()] if isinstance(thing, nn.Module) else []
-        held = {**dict(tensors), **getattr(thing, "__dict__", {})}
+        tensors = [*obj.named_parameters(), *obj.named_buffers()] if isinstance(obj, nn.Module) else []
+        held = {**dict(tensors), **getattr(obj, "__dict__", {})}
     seen = dict(others)
     return next((name for name, value in held.items() if any(map(_is_state, known_parts([value], seen)))), None)
 
@@ -146,13 +146,13 @@ def own_attributes(strategy: object) -> dict[str, Any]:
     return {name: value for name, value in vars(strategy).items() if name not in OF_EVERY_STRATEGY}
 
 
-def _is_state(thing: Any) -> bool:
-    if isinstance(thing, Tensor):
-        return thing.numel() > 0
-    if isinstance(thing, nn.Module):
-        return any(True for _ in (*thing.parameters(), *thing.buffers()))
-    if isinstance(thing, np.ndarray):
-        return thing.size > 0 and thing.dtype.kind in "fciub"
-    if isinstance(thing, (CLExperience, Dataset)) or type(thing).__name__.endswith("Dataset"):
-        return not hasattr(thing, "__len__") or len(thing) > 0
+def _is_state(obj: Any) -> bool:
+    if isinstance(obj, Tensor):
+        return obj.numel() > 0
+    if isinstance(obj, nn.Module):
+        return any(True for _ in (*obj.parameters(), *obj.buffers()))
+    if isinstance(obj, np.ndarray):
+        return obj.size > 0 and obj.dtype.kind in "fciub"
+    if isinstance(obj, (CLExperience, Dataset)) or type(obj).__name__.endswith("Dataset"):
+        return not hasattr(obj, "__len__") or len(obj) > 0
     return False

@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 _COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
 
 
-def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDataset:
+def copy_subset(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDataset:
     """Return a data set with only the samples at the positions ``kept``, and no hidden reference to other samples."""
     # Avalanche's ``subset`` only hides the remaining samples, labels and logits. Underlying data sets of unknown
     # classes are kept whole.
     result = data.subset(list(kept))
-    result._flat_data = _compact(result._flat_data, range(len(result)))
+    result._flat_data = _copy_flat_data(result._flat_data, range(len(result)))
     for attribute in list(result._data_attributes.values()):
         set_attribute(result, attribute, list(attribute))
     return result
@@ -37,27 +37,27 @@ def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDatase
 
 def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> None:
     """Replace the values of one data attribute (e.g. ``logits``) of an Avalanche data set, in place."""
-    new = DataAttribute(sequence(values), attribute.name, use_in_getitem=attribute.use_in_getitem)
+    new = DataAttribute(flat_data(values), attribute.name, use_in_getitem=attribute.use_in_getitem)
     data._data_attributes[attribute.name] = new
     if attribute.name in data.__dict__:
         data.__dict__[attribute.name] = new
 
 
-def sequence(values: list[Any]) -> FlatData[Any]:
+def flat_data(values: list[Any]) -> FlatData[Any]:
     """Return the values as a FlatData of two parts. Avalanche can't append a repeated value to a single part."""
     return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
 
 
-def _compact(flat: Any, kept: Sequence[int]) -> Any:
+def _copy_flat_data(flat: Any, kept: Sequence[int]) -> Any:
     places = [flat._get_idx(i) for i in kept]
     datasets, offsets, position = [], {}, 0
     for number in sorted({number for number, _ in places}):
         inner = sorted({i for of, i in places if of == number})
         dataset = flat._datasets[number]
         if isinstance(dataset, FlatData):
-            dataset = _compact(dataset, inner)
+            dataset = _copy_flat_data(dataset, inner)
         else:
-            dataset, inner = _alone(dataset, inner)
+            dataset, inner = _copy_part(dataset, inner)
         offsets[number] = {old: position + new for new, old in enumerate(inner)}
         position += len(inner)
         datasets.append(dataset)
@@ -68,12 +68,12 @@ def _compact(flat: Any, kept: Sequence[int]) -> Any:
     return result
 
 
-def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
+def _copy_part(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
     """Return (data set with only the samples ``kept``, their old positions); all samples if its class is unknown."""
     if isinstance(dataset, list):
         return [dataset[i] for i in kept], kept
-    if hasattr(dataset, "alone"):  # a task in this package's streams shares its base with the whole stream
-        return dataset.alone(kept), kept
+    if hasattr(dataset, "copy_subset"):  # a task in this package's streams shares its base with the whole stream
+        return dataset.copy_subset(kept), kept
     if type(dataset) is TensorDataset:
         return TensorDataset(*(tensor[kept] for tensor in dataset.tensors)), kept
     return dataset, list(range(len(dataset)))
@@ -103,7 +103,7 @@ def _purge_buffer(policy: Any, tasks: Collection[int], change: Transaction) -> i
         return 0
     kept = [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in tasks]
     # Also if no sample is removed, because the underlying data set may contain samples of every task.
-    change.set(policy, buffer=subset_alone(buffer, kept))
+    change.set(policy, buffer=copy_subset(buffer, kept))
     weights = getattr(policy, "_buffer_weights", None)
     if weights is not None:
         change.set(policy, _buffer_weights=weights[kept].clone())
@@ -128,12 +128,12 @@ def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transact
     """Remove the unlearned tasks' samples from a strategy's buffer, and recompute logits that depend on these tasks."""
     removed = purge_policy(strategy.storage_policy, set(context.tasks), change)
     renewed = sum(_renew_logits(single, context, change) for single in single_buffers(strategy.storage_policy))
-    _reload(strategy, context, change)
+    _reset_loaders(strategy, context, change)
     line = f"{type(strategy).__name__}: {removed} samples of the tasks dropped"
     return f"{line}, {renewed} samples' logits replaced by the model's without the tasks" if renewed else line
 
 
-def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
+def _reset_loaders(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
     """Clear a strategy's last replay batch and loaders. In a training, create new loaders if enough samples remain."""
     last = [name for name in vars(strategy) if name == "batch_logits" or name.startswith("mb_buffer_")]
     loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
@@ -142,13 +142,13 @@ def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> N
         return
     policy, size = strategy.storage_policy, strategy.batch_size_mem
     if len(policy.buffer) >= size:
-        strategy.replay_loader = _endless(policy.buffer, size)
+        strategy.replay_loader = _endless_loader(policy.buffer, size)
         if "pos_neg_loaders" in loaders:
             groups = single_buffers(policy)
-            strategy.pos_neg_loaders = [_endless(group.buffer, strategy.train_mb_size) for group in groups]
+            strategy.pos_neg_loaders = [_endless_loader(group.buffer, strategy.train_mb_size) for group in groups]
 
 
-def _endless(data: Any, batch_size: int) -> Iterator[Any]:
+def _endless_loader(data: Any, batch_size: int) -> Iterator[Any]:
     # Like Avalanche's loader, but also returns partial batches, because a small buffer would loop forever.
     return cycle(DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=len(data) >= batch_size))
 
@@ -168,11 +168,11 @@ def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) 
     x = torch.stack([items[i][0] for i in stale])
     labels = torch.tensor([tasks[i] for i in stale])
     device = next(context.model.parameters()).device
-    with evaluating(context.model):
+    with evaluation_mode(context.model):
         fresh = avalanche_forward(context.model, x.to(device), labels.to(device)).cpu()
     for i, row in zip(stale, fresh, strict=True):
         logits[i] = row.clone()
-    change.set(buffer, buffer=subset_alone(buffer.buffer, range(len(tasks))))
+    change.set(buffer, buffer=copy_subset(buffer.buffer, range(len(tasks))))
     set_attribute(buffer.buffer, attribute, logits)
     return len(stale)
 
@@ -184,14 +184,14 @@ def _n_weights(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _use_head_of(plugin: Any, task: int) -> None:
+def _relabel_empty_memories(plugin: Any, task: int) -> None:
     """Set the task label of empty GEM memories to the task in training, because the head of that task exists."""
     for counter, samples in plugin.memory_x.items():
         if len(samples) == 0:
             plugin.memory_tid[counter] = task
 
 
-@register_purger(GEMPlugin, before_training=_use_head_of)
+@register_purger(GEMPlugin, before_training=_relabel_empty_memories)
 def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Empty GEM's memories of the unlearned tasks, and remove GEM's gradients, which depend on these memories."""
     # Avalanche needs a memory for every earlier experience; an empty one adds no gradient and no constraint.
@@ -205,7 +205,7 @@ def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> s
     plugin.memory_x, plugin.memory_y, plugin.memory_tid = memory_x, memory_y, memory_tid
     plugin.G = torch.empty(0, _n_weights(context.model))  # no constraint in the current iteration
     if context.in_training is not None:
-        _use_head_of(plugin, context.in_training)
+        _relabel_empty_memories(plugin, context.in_training)
     return "GEM: the tasks' samples dropped"
 
 
@@ -219,7 +219,7 @@ def purge_agem(plugin: Any, context: UnlearningContext, change: Transaction) -> 
         (buffer, [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in context.tasks])
         for buffer in plugin.buffers
     ]
-    plugin.buffers = [subset_alone(buffer, rows) for buffer, rows in kept if rows]
+    plugin.buffers = [copy_subset(buffer, rows) for buffer, rows in kept if rows]
     plugin.reference_gradients = torch.zeros(_n_weights(context.model), device=next(context.model.parameters()).device)
     plugin.buffer_dataloader, plugin.buffer_dliter = None, iter([])
     if plugin.buffers:

@@ -11,7 +11,7 @@ from avalanche.training.utils import ParamData, get_last_fc_layer
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.task_store import register_all
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext, remove_task_modules
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
@@ -19,11 +19,11 @@ from avalanche_amnesia.unlearning.purging.purgers import register_purger
 Store = dict[str, Any]  # name → Avalanche's ParamData
 
 
-def _only(store: Store, names: Collection[str]) -> Store:
+def _select(store: Store, names: Collection[str]) -> Store:
     return {name: kept for name, kept in store.items() if name in names}
 
 
-def _lasting(model: nn.Module) -> set[str]:
+def _lasting_names(model: nn.Module) -> set[str]:
     """Return the names of the parameters that remain after a training (unlike, for example, ``embedding``)."""
     names = {name for name, _ in model.named_parameters()}
     if not isinstance(model, MultiHeadModel):
@@ -31,14 +31,14 @@ def _lasting(model: nn.Module) -> set[str]:
     return {name for name in names if name.startswith(("backbone.", "heads."))}
 
 
-def _filled(store: Store, value: float) -> Store:
+def _fill_like(store: Store, value: float) -> Store:
     return {
         name: ParamData(name, kept.shape, init_tensor=torch.full_like(kept.data, value), device=kept.device)
         for name, kept in store.items()
     }
 
 
-def _at_last_commit(store: Store, context: UnlearningContext) -> Store:
+def _anchor_without_tasks(store: Store, context: UnlearningContext) -> Store:
     """Return an anchor (a copy of the weights after the last training) without the unlearned tasks' updates."""
     new = dict(context.removal.values) | dict(context.removal.before)
     result = {}
@@ -65,14 +65,14 @@ def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> s
             for name in context.own_parameters & set(store[counter]):
                 del store[counter][name]
     for counter, anchor in plugin.saved_params.items():
-        for name, update in _updates_before(context, of_counter.get(counter)).items():
+        for name, update in _removed_updates_since(context, of_counter.get(counter)).items():
             if name in anchor:
                 kept = anchor[name].data
                 anchor[name].data = (kept.double() - update.to(kept.device)).to(kept.dtype)
     return "EWC: the tasks' anchors and importances dropped, their updates taken out of later anchors"
 
 
-def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
+def _removed_updates_since(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
     """Return parameter name → sum of the removed updates (of tasks and repairs) in weights saved after ``task``."""
     held = context.writers[: context.writers.index(task)] if task in context.writers else context.writers
     total: dict[str, Tensor] = {}
@@ -88,10 +88,10 @@ def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> s
     if plugin.params is None:
         return "MAS: no anchor yet"
     change.keep(plugin, "params", "importance")
-    names = _lasting(context.model)
-    plugin.params = _at_last_commit(_only(plugin.params, names), context)
+    names = _lasting_names(context.model)
+    plugin.params = _anchor_without_tasks(_select(plugin.params, names), context)
     # Avalanche needs importances after the first task: zeros contain no information.
-    plugin.importance = _filled(_only(plugin.importance, names), 0.0)
+    plugin.importance = _fill_like(_select(plugin.importance, names), 0.0)
     return "MAS: the anchor is the state without the tasks; the importances, which mix all tasks, were dropped"
 
 
@@ -99,15 +99,15 @@ def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Set SI's anchor to the weights without the unlearned tasks, and SI's sums to 0, except the current task's."""
     change.keep(plugin, "ewc_data", "syn_data")
-    names = _lasting(context.model)
+    names = _lasting_names(context.model)
     if context.in_training is not None:
         names |= {name for name, _ in context.model.named_parameters()}
-    anchor, importance = (_only(store, names) for store in plugin.ewc_data)
-    plugin.ewc_data = (_at_last_commit(anchor, context), _filled(importance, 0.0))
-    kept = {part: _only(store, names) for part, store in plugin.syn_data.items()}
+    anchor, importance = (_select(store, names) for store in plugin.ewc_data)
+    plugin.ewc_data = (_anchor_without_tasks(anchor, context), _fill_like(importance, 0.0))
+    kept = {part: _select(store, names) for part, store in plugin.syn_data.items()}
     # The path integral belongs to the task in training only; all other values mix tasks or copy old weights.
     plugin.syn_data = {
-        part: store if part == "trajectory" and context.in_training is not None else _filled(store, 0.0)
+        part: store if part == "trajectory" and context.in_training is not None else _fill_like(store, 0.0)
         for part, store in kept.items()
     }
     return "SI: the anchor is the state without the tasks; the importances, which mix all tasks, were dropped"
@@ -135,10 +135,10 @@ def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) 
     return f"PackNet: {freed} weights of the tasks are free again"
 
 
-def without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
+def teacher_without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
     """Return a copy of a teacher (the model saved after the last training) without the unlearned tasks."""
     result = deepcopy(teacher)
-    with torch.no_grad(), whole(result):
+    with torch.no_grad(), register_all(result):
         for name, parameter in result.named_parameters():
             new = context.removal.before.get(name, context.removal.values.get(name))
             if new is not None:
@@ -159,7 +159,7 @@ def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> s
         method.prev_classes_by_task.pop(task, None)
     if method.prev_model is None:
         return "LwF: no teacher yet"
-    teacher = without_tasks(method.prev_model, context)
+    teacher = teacher_without_tasks(method.prev_model, context)
     method.prev_model = teacher if method.prev_classes_by_task else None
     return "LwF: the tasks' updates and heads taken out of the teacher"
 
@@ -175,7 +175,7 @@ def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> s
         for parameter in get_last_fc_layer(context.model)[1].parameters():
             change.set(parameter, requires_grad=True)
         return "LFL: the teacher was dropped with the last task, and the last layer may learn again"
-    plugin.prev_model = without_tasks(plugin.prev_model, context)
+    plugin.prev_model = teacher_without_tasks(plugin.prev_model, context)
     return "LFL: the tasks' updates and heads taken out of the teacher"
 
 

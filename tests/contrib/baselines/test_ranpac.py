@@ -33,8 +33,8 @@ from torchvision.transforms import Compose, RandomErasing, ToTensor
 from avalanche_amnesia import AnalyticModel, ModelError, RanPAC, RequestError, SplitDigits, TaskError, UnlearningRequest
 from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning, without_samples
 from avalanche_amnesia.benchmarks.data import targets_of, task_data
-from avalanche_amnesia.benchmarks.requests import experience_without, join
-from avalanche_amnesia.benchmarks.stream_labels import labelled
+from avalanche_amnesia.benchmarks.requests import join, without_positions
+from avalanche_amnesia.benchmarks.stream_labels import relabel
 from avalanche_amnesia.contrib.baselines import analytic
 from avalanche_amnesia.evaluation import References, accuracy_difference_metrics
 from avalanche_amnesia.saving import StateError
@@ -81,7 +81,7 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
     make = partial(ranpac, attention if seed % 2 else network, 64 if seed % 2 else 48, **of_model)
     size = draw.choice([7, 64])
     online = list(split_online_stream(benchmark.train_stream, draw.choice([20, 40, 1000]), seed=seed))
-    arriving = labelled(draw.sample(online, len(online)), parts=True)
+    arriving = relabel(draw.sample(online, len(online)), parts=True)
     strategy, parts, left_out = make(size=size), {}, {}
     x = task_data(benchmark.test_stream[0])[0]
     for part in arriving:
@@ -122,7 +122,7 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
         assert record.claim == "exact"
     fresh = make(size=23)
     for task in sorted(left_out, reverse=True):
-        fresh.train(experience_without(join(parts[task]), left_out[task]))
+        fresh.train(without_positions(join(parts[task]), left_out[task]))
     assert same_state(state(strategy.model), state(fresh.model))
     assert torch.equal(strategy.model(x), fresh.model(x))
     assert all(map(torch.equal, strategy.predict(x), fresh.predict(x)))  # some classes are in two tasks
@@ -227,7 +227,7 @@ def test_parts_at_other_settings_or_of_other_classes_are_told():
         learn(strategy, stream, of_size)
     record = strategy.unlearn([1])
     assert (record.claim, len(record.plan.reasons)) == ("approximate", 1)
-    assert "task 0 trained at other settings than the first task" in record.plan.reasons[0]
+    assert "task 0 trained with other settings or plugins than the first task" in record.plan.reasons[0]
     before = state(strategy.model)
     other = deepcopy(STREAM.train_stream[1])
     other.task_label, other.task_labels = 0, [0]

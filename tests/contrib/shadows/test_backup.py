@@ -28,7 +28,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_first_used, entries_in_use
 from experiments.published_copies import PublishedCopies
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
@@ -69,7 +69,7 @@ def test_entries_of_earlier_tasks_are_those_after_a_plain_deletion(adjustment):
     ours = copy.deepcopy(trained_once(adjustment))
     before = {task: entries_in_use(ours.model, task) for task in (0, 1)}
     logits = ours.model.eval()(task_data(TEST[0])[0], 0)
-    region = first_used(ours.model, 2, [0, 1])
+    region = entries_first_used(ours.model, 2, [0, 1])
     plain.unlearn([2])
     ours.unlearn([2])
     a, b = values(plain.model.backbone), values(ours.model.backbone)

@@ -156,7 +156,7 @@ def test_runs_that_were_stopped_or_failed_are_marked(tmp_path):
     assert not read_run(tmp_path / "run").ended
     file.write_text("".join(line for line in whole.splitlines(keepends=True) if '"end"' not in line))
     assert "seed 3 stopped after task 10" in report_page(read_runs(tmp_path))
-    assert verdicts.verdict_of([read_run(write(tmp_path / "other"))]).beside == "1 record is missing"
+    assert verdicts.verdict_of([read_run(write(tmp_path / "other"))]).notes == "1 record is missing"
 
 
 def test_entries_with_equal_names_are_told_apart_by_their_settings(tmp_path):

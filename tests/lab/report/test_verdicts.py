@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from avalanche_amnesia.audit.record import NOT_OBEYED
-from avalanche_amnesia.lab.report.measures import JSD, READINGS
+from avalanche_amnesia.lab.report.measures import JSD, TRACE_TESTS
 from avalanche_amnesia.lab.report.reading import Entry, Moment, Run
 from avalanche_amnesia.lab.report.verdicts import verdict_of, verdicts_as_text
 
 REMAINING = "JSD through the masks of remaining tasks"
-TESTS = {reading.check: reading for reading in (*READINGS, JSD)} | {REMAINING: replace(JSD, metric="JSD_remaining")}
+TESTS = {reading.check: reading for reading in (*TRACE_TESTS, JSD)} | {REMAINING: replace(JSD, metric="JSD_remaining")}
 BESIDE = {"old head": 0.5, "relapse": 0.8, "few-shot relearning": 0.7, "membership inference": 0.5, "JSD": 0.02}
-"""Test → value of the retrained model; for the JSD, the order floor."""
+"""Test → value of the retrained model; for the JSD, the data-order floor."""
 CLOSE = (0.01, -0.01, 0.0, 0.02, -0.02, 0.01)
 """Differences of six tasks within every tolerance."""
 EQUAL = {check: [-0.02 if check == "JSD" else 0.0] * 6 for check in BESIDE}
@@ -31,7 +31,7 @@ def run_of(seed=1, claim="approximate", beside=BESIDE, seed_floor=0.1, parts=(),
             here = {task: floor + difference for task, difference in enumerate(of) if difference is not None}
             numbers[reading.metric] = {None: sum(here.values()) / len(here), **here}
             there = dict.fromkeys([None, *here], floor)
-            numbers[f"{reading.metric}{reading.beside}"] = there
+            numbers[f"{reading.metric}{reading.compare_to}"] = there
     for name in [name for name in numbers if name in ("JSD_own", "JSD_remaining")]:
         numbers |= {f"{name}_tasks": {None: n_tasks}}
         numbers |= {} if seed_floor is None else {f"{name}_floor_seed": {None: seed_floor}}
@@ -87,7 +87,7 @@ def test_a_verdict_follows_from_all_tests_together():
 
 
 def outcome_of(check, *runs):
-    return next(outcome for outcome in verdict_of(runs).outcomes if outcome.reading.check == check)
+    return next(outcome for outcome in verdict_of(runs).outcomes if outcome.test.check == check)
 
 
 def test_more_seeds_make_a_test_stronger():
@@ -186,7 +186,7 @@ def test_a_distance_below_detection_counts_as_0():
 def test_unlearned_samples_have_their_own_tests():
     beside = {"forgotten samples": 0.9, "membership of forgotten samples": 0.5}
     found = verdict_of([run_of(beside=beside, parts=("3 samples of task 1",))])
-    assert [outcome.reading.check for outcome in found.outcomes] == list(beside)
+    assert [outcome.test.check for outcome in found.outcomes] == list(beside)
     assert str(found) == "no trace found"
 
 

@@ -72,7 +72,7 @@ def test_every_change_before_the_run_changes_the_key():
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [("forward hook", "somebody changed "), ("learning rate", "somebody changed optimizer.param_groups[0].lr")],
+    [("forward hook", "other code changed "), ("learning rate", "other code changed optimizer.param_groups[0].lr")],
 )
 def test_a_run_that_is_changed_between_steps_leaves_the_store(change, words, tmp_path):
     store = RunStore(tmp_path)
@@ -234,7 +234,7 @@ def test_changed_attributes_of_the_script_leave_the_store_and_evaluations_do_not
         run.strategy.eval(DIGITS.test_stream[:1])
         run.train(DIGITS.train_stream[1])
     plugin.by = 0.5
-    with pytest.warns(UserWarning, match="somebody changed"):
+    with pytest.warns(UserWarning, match="other code changed"):
         run.train(DIGITS.train_stream[2])
     assert len(RunStore(tmp_path).nodes()) == 2
 

@@ -27,11 +27,11 @@ from avalanche_amnesia.lab.study.building import (
     STOCK,
     build,
     check_options,
+    get_maker,
     make_network,
     make_scenario,
     make_strategy,
     make_stream,
-    maker_of,
     model_class,
     optimizer_class,
 )
@@ -49,7 +49,7 @@ def test_settings_list_the_kinds_that_exist():
     assert set(kinds.METHODS) == {*OWN, *STOCK}
     assert all(callable(getattr(scenarios, name)) for name in kinds.SCENARIOS)
     for stream in kinds.STREAMS:
-        assert callable(maker_of(stream, "stream.name"))
+        assert callable(get_maker(stream, "stream.name"))
     assert all(kind in OWN for kind in kinds.OBEY_NOTHING)
 
 

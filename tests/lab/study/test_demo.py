@@ -14,7 +14,7 @@ from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.verdicts import verdict_of
-from avalanche_amnesia.lab.report.wording import unitless
+from avalanche_amnesia.lab.report.wording import without_unit
 from avalanche_amnesia.lab.study import demo as module
 from avalanche_amnesia.lab.study.demo import REQUESTS, run_demo
 
@@ -96,8 +96,8 @@ def test_the_printed_table_has_the_numbers_of_the_logs(demo):
     table = {title: values for title, *values in cells}
     assert table[""] == [run.name for run in runs]
     for measure in MEASURES.values():
-        values = [measure.of(run.last) for run in runs]
-        told = ["–" if v is None else unitless(measure.words(v)) for v in values]
+        values = [measure.get(run.last) for run in runs]
+        told = ["–" if v is None else without_unit(measure.words(v)) for v in values]
         assert table[measure.title] == told
         assert f"{measure.title}: " in printed
     assert f"Open {out / 'report.html'}" in printed

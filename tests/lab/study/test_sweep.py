@@ -74,7 +74,7 @@ def test_references_are_trained_as_planned_and_shared_by_scenarios(swept):
     steps = RunStore(folder / "store").nodes()
     assert len(steps) == trained  # and the runs themselves trained no reference
     again = plan_sweep(CELLS, RunStore(folder / "store"))
-    assert (again.to_compute, again.there) == (5 * len(CELLS), trained)
+    assert (again.to_compute, again.stored) == (5 * len(CELLS), trained)
 
 
 def test_a_single_run_gives_the_same_bytes_as_the_sweep(swept, tmp_path):
@@ -178,7 +178,7 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, amnesia):
     assert mine["after"][-1].keys() == {"task", "remaining", "unlearned", "accuracy", "measures"}
     text = (tmp_path / "tables" / "results.md").read_text()
     mine = [r for r in read_study(folder) if (r.name, r.settings["scenario"]["name"]) == ("HAT", "newest")]
-    accuracies = [100 * MEASURES["remaining"].of(r.last) for r in mine]
+    accuracies = [100 * MEASURES["remaining"].get(r.last) for r in mine]
     spread = abs(accuracies[0] - accuracies[1]) / 2**0.5
     assert f"| HAT | 1, 2 | – | {sum(accuracies) / 2:.1f} ± {spread:.1f} |" in text
     overview = text.split("## All scenarios: remaining\n")[1].split("\n## ")[0]
@@ -209,7 +209,7 @@ def test_samples_are_unlearned_by_the_methods_that_support_it(tmp_path):
     assert "task 0 of 5 (2 samples of task 1 after task 2; task 0 after task 4)" in report_page([run])
     told = verdict_of([run])
     assert str(told) == "exact, proved"
-    findings = {outcome.reading.check: outcome.finding for outcome in told.outcomes}
+    findings = {outcome.test.check: outcome.finding for outcome in told.outcomes}
     assert findings["forgotten samples"] == findings["membership of forgotten samples"] == "weak"  # a single task
     assert {line.partition(",")[0] for line in (tmp_path / "results.csv").read_text().splitlines()[1:]} == {"weights"}
 
