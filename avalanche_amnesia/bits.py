@@ -68,19 +68,20 @@ def model_hashes(model: nn.Module, same: Collection[str] = ()) -> dict[str, str]
     """Return :func:`state_hashes` of a model; ``same`` names and tensors of equal sums keep those of the last call."""
     known, found = _KNOWN.get(model, {}), {}
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        sums, last = b"" if name in same or tensor.nbytes < 2**17 else _sums_of_bits(tensor), known.get(name, (b"", ""))
+        sums, last = b"" if name in same or tensor.nbytes < 2**17 else sums_of_bits(tensor), known.get(name, (b"", ""))
         found[name] = last if name in same or (sums and sums == last[0]) else (sums, tensor_hash(tensor))
     _KNOWN[model] = found
     return {name: digest for name, (_, digest) in found.items()}
 
 
-def _sums_of_bits(tensor: Tensor) -> bytes:
+def sums_of_bits(tensor: Tensor) -> bytes:
     """Return a digest of a tensor's dtype, shape and 1,021 sums of its bits, read as 64-bit words in 1,021 columns.
 
     The sums differ after every change of one word. 1,021 is a prime, so that regular changes do not cancel.
     """
     held, made = _flat_bytes(tensor), blake3(_header(tensor.dtype, tensor.shape))
-    rows = len(held) // (8 * 1021) - 1 | 1  # odd: flips of the highest bit of all words would cancel in pairs
+    # An odd number, or 0: else flips of the highest bit of all words would cancel in pairs.
+    rows = max(len(held) // (8 * 1021) - 1 | 1, 0)
     words = np.frombuffer(held, np.uint64, rows * 1021).reshape(rows, 1021)
     made.update(words.sum(0).tobytes() + held[words.nbytes :])
     return bytes(made.digest())

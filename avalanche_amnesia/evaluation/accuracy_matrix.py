@@ -132,7 +132,7 @@ class AccuracyMatrix(CallbackMetric):
             self._seen[task] += int(of_task.sum())
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: add a row and return its metrics. None: no sample counted, or a task in training."""
+        """After an evaluation between trainings: add a row, and return its metrics; None if it tested no sample."""
         holder, trains = unlearning_of(strategy) or strategy.model, self._trains
         if hasattr(holder, "current_task"):
             trains = holder.current_task is not None or is_finishing(strategy)

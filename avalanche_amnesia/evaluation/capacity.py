@@ -29,7 +29,7 @@ def network_capacity(strategy: Strategy) -> float | None:
 
 
 def trajectory_bytes(strategy: Strategy) -> int | None:
-    """Return the bytes of the recorded trajectory (tasks' updates); None if the strategy records none."""
+    """Return the size in bytes of all recorded weight updates (the trajectory); None if the strategy records none."""
     recorder = find_plugin(strategy, TrajectoryPlugin)
     return None if recorder is None else recorder.trajectory.nbytes()
 

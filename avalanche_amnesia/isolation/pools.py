@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CapacityError(ValueError):
-    """Error for a task without a slot (part of the weights), or with an occupied one; raised before any change."""
+    """Error if a task has no slot (part of the weights), or if another task uses its slot; raised before any change."""
 
 
 class CapacityWarning(RuntimeWarning):

@@ -103,7 +103,7 @@ class TopTracker:
 
 
 class OpenSubnet:
-    """Leaf tensors with ``weight ⊙ mask``, one per layer; :meth:`open` computes them again and clears their gradients.
+    """Masked weights, a leaf tensor ``weight ⊙ mask`` per layer, which collects gradients; :meth:`open` updates them.
 
     On a CPU, if the largest ``|score|`` of each layer are chosen, only a threshold is stored (``tops``). Otherwise
     ``choose`` writes a mark for each entry.

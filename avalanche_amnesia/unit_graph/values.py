@@ -148,7 +148,7 @@ def compact(ids: Tensor) -> Tensor:
 
 
 class Masked(IntEnum):
-    """Possible contents of a value's masked entries; a larger number means that less is known."""
+    """What is known of the masked entries of a traced tensor, from most (``ZERO``) to least (``DIRTY``)."""
 
     ZERO = 0
     """Exactly zero."""

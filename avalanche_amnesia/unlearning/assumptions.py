@@ -37,7 +37,7 @@ from torch.quasirandom import SobolEngine
 from torch.utils import _python_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.bits import sums_of_bits, tensor_hash
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_from, is_frozen
 from avalanche_amnesia.strategy import Strategy
 
@@ -257,8 +257,8 @@ def _excerpt(value: Any, nbytes: int = 0) -> str:
         flat = value.detach().reshape(-1) if isinstance(value, Tensor) else value.reshape(-1)
         # torch counts changes in place, except those through .data or NumPy
         version = value._version if isinstance(value, Tensor) and not value.is_inference() else ""
-        whole = value.nbytes <= nbytes and value.dtype != object
-        return f"{version} {as_text(flat if whole else flat[:: len(flat) // LONG + 1])}"
+        some = flat if value.nbytes <= nbytes and value.dtype != object else flat[:: len(flat) // LONG + 1]
+        return f"{version} {sums_of_bits(some).hex() if isinstance(some, Tensor) else as_text(some)}"
     if isinstance(value, CONTAINERS):
         with suppress(ValueError):  # of entries that are no plain values or arrays
             return hash_with_files(value)

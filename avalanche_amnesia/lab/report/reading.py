@@ -69,7 +69,7 @@ class Moment:
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Return test accuracies by task: of remaining tasks, and of unlearned tasks through a copy of the old head."""
+        """Return task → test accuracy; of an unlearned task with a copy of the head from before its unlearning."""
         return self.accuracy | self.by_task("UnlearnedAccuracy")
 
 

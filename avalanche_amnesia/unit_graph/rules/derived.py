@@ -31,7 +31,7 @@ def product_of_parameters(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 
 def reduce_over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
-    """Return a tensor whose entries each depend on all entries of ``x`` along the dimensions ``dims``."""
+    """Return the traced result of any reduction (sum, maximum …) over ``dims``: only what it depends on is known."""
     dims = [dim % len(x.shape) for dim in dims]
     kept = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
     numbers = torch.arange(torch.Size(kept).numel()).reshape(kept)
