@@ -69,7 +69,7 @@ class Allocation:
         return len(shape) > 1 and shape[0] > 1 and prod(shape[1:]) >= self.slots
 
     def own_entries(self, name: str, shape: torch.Size) -> Tensor:
-        """Return a bool mask of parameter ``name``: True at the entries of this slot's task, 1 / ``slots`` of each row."""
+        """Return a bool mask of parameter ``name``: True at entries of this slot's task, 1 / ``slots`` of each row."""
         codes, rows, turns = _partition(self.seed, name, shape[0], prod(shape[1:]), self.slots)
         wanted = ((self.slot - turns) % self.slots).to(codes.dtype)
         return codes.index_select(0, rows).eq_(wanted[:, None]).view(torch.bool).reshape(shape)

@@ -42,7 +42,7 @@ class CLPUPlugin(MemoryPlugin):
             strategy.loss = strategy.loss + self.loss(strategy.model, self.memory.draw(earlier, self.batch_size))
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """After a task's training: store samples, and merge the side networks of all tasks that are not ``unlearnable``."""
+        """After a task's training: store samples, and merge the side networks of tasks that are not ``unlearnable``."""
         # ``known=[task]``, because a side network is trained on its task only, and main tasks can't be unlearned.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
         self.merge(strategy, unlearnable)
