@@ -114,7 +114,7 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseV
     ],
 )
 def test_no_tensor_depends_on_the_values_of_an_unlearned_task(monkeypatch, compensation, repair, adjustment, events):
-    monkeypatch.setattr(Shadow, "learned", written_by_shadow)
+    monkeypatch.setattr(Shadow, "learned_change", written_by_shadow)
     options = {"compensation": compensation, "repair": repair, "adjustment": adjustment}
     one, other = (held(with_mark(mark, REQUESTS[events], **options)) for mark in (3 * 2.0**-9, -5 * 2.0**-7))
     assert one.keys() == other.keys()

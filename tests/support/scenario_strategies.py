@@ -75,7 +75,7 @@ class StrategyKind:
         make: makes the strategy around a trajectory plugin.
         options: of the trajectory plugin.
         protects: whether later tasks, and their unlearning, change no logits of earlier tasks.
-        can_revise: whether an unlearning replaces the removed values: then they are no sum of updates.
+        revises: whether an unlearning replaces the removed values: then they are no sum of updates.
         keeps_shared: whether an unlearning changes no entry that a remaining task reads.
         tolerance: of the sums of updates; 0 where marked ones are exact.
     """
@@ -84,7 +84,7 @@ class StrategyKind:
     options: dict[str, Any] = field(default_factory=dict)
     protects: bool = False
     keeps_shared: bool = False
-    can_revise: bool = False
+    revises: bool = False
     tolerance: float = 0.0
 
 
