@@ -273,9 +273,7 @@ def table(rows):
     by_method = {stream: Counter(row["method"] for row in fitted if row["stream"] == stream) for stream in streams}
     five = ", ".join(stream for stream, found in by_method.items() if min(found.values()) == 5)
     twelve = ", ".join(stream for stream in streams if STREAMS[stream].trials == 12)
-    ours = [name for name, how in METHODS.items() if not how.variant]
-    missing = ", ".join(name for name in ours if "omniglot" in streams and not by_method["omniglot"][name])
-    lines = ["# Methods by one protocol", "", NOTES.format(five=five, twelve=twelve, missing=missing)]
+    lines = ["# Methods by one protocol", "", NOTES.format(five=five, twelve=twelve)]
     digits = [stream for stream in streams if stream not in HARDER]
     for title, shown in (("In short", HARDER), ("In short, digits and clothes", digits)):
         shown = [stream for stream in shown if stream in streams]

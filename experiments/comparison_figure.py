@@ -73,7 +73,7 @@ def main() -> None:
     columns = min(4, len(streams))
     lines = -(-len(streams) // columns)
     figure = Figure(figsize=(max(6.5, 3.0 * columns), 2.7 * lines + 0.9), layout="constrained")
-    axes = list(figure.subplots(lines, columns, squeeze=False).flatten)
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     handles: dict[str, Artist] = {}
     for ax, stream in zip(axes, streams, strict=False):
         handles |= draw(ax, [row for row in rows if row["stream"] == stream], stream)
