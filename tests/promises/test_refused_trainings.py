@@ -364,7 +364,7 @@ def test_tasks_loaded_with_a_checkpoint_make_no_claim_exact():
 
 def test_an_unlearning_plugin_that_is_not_the_strategys_own_is_refused():
     strategy = learn(stock(epochs=1), DIGITS.train_stream[:1])
-    with unchanged(lambda: bits(strategy.model)), pytest.raises(RequestError, match="Naive does not have this UnlearningPlugin"):
+    with unchanged(lambda: bits(strategy.model)), pytest.raises(RequestError, match="Naive does not have this"):
         UnlearningPlugin().unlearn(strategy, [0])
     assert unlearning_plugin(strategy).unlearn(strategy, [0]).tasks == (0,)
 
