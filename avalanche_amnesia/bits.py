@@ -65,7 +65,7 @@ def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def model_hashes(model: nn.Module, same: Collection[str] = ()) -> dict[str, str]:
-    """Return :func:`state_hashes` of a model; ``same`` names and tensors of equal sums keep those of the last call."""
+    """Return :func:`state_hashes` of a model; tensors in ``same``, or with equal sums of bits, keep their last hash."""
     known, found = _KNOWN.get(model, {}), {}
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         sums, last = b"" if name in same or tensor.nbytes < 2**17 else sums_of_bits(tensor), known.get(name, (b"", ""))

@@ -4,7 +4,7 @@ An MLP 784-256-256 learns permuted MNIST, 10,000 images per task, for two epochs
 data root, permuted digits in the same number and size.
 The plain loop trains the same tasks. Steps of both alternate, :data:`BLOCK` at a time, so that other load on the
 machine affects both. Times are CPU times of one thread. Strategies are built as by a user: the clock wraps the methods
-that call events, not the strategy. A rehearsal of a training counts as a part of the task's start.
+that call events, not the strategy.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Clockwork:
     """
 
     def __init__(self, plain: Iterator[float]) -> None:
-        self._plain, self._rehearses, self._steps = plain, False, 0
+        self._plain, self._steps = plain, 0
         self._since = 0.0
         self.blocks: list[tuple[float, float]] = []
         self.parts: Counter[str] = Counter()
@@ -96,7 +96,7 @@ class Clockwork:
             for name, methods in PARTS.items():
                 for owner, method in methods:
                     stack.enter_context(mock.patch.object(owner, method, self._timed(name, getattr(owner, method))))
-            for event in ("_before_training_epoch", "_before_training_iteration", "_after_training_iteration"):
+            for event in ("_before_training_iteration", "_after_training_iteration"):
                 watched = getattr(self, event)(getattr(kind, event))
                 stack.enter_context(mock.patch.object(kind, event, watched))
             self._since = time.process_time()
@@ -113,17 +113,9 @@ class Clockwork:
 
         return timed
 
-    def _before_training_epoch(self, event: Any) -> Any:
-        def watched(strategy: Any, **kwargs: Any) -> None:
-            self._rehearses = True
-            event(strategy, **kwargs)
-            self._rehearses = False
-
-        return watched
-
     def _before_training_iteration(self, event: Any) -> Any:
         def watched(strategy: Any, **kwargs: Any) -> None:
-            if not self._rehearses and self._steps % BLOCK == 0:
+            if self._steps % BLOCK == 0:
                 if self._steps == 0:
                     self.start = time.process_time() - self._since
                 self._of_plain = next(self._plain)
@@ -135,12 +127,11 @@ class Clockwork:
     def _after_training_iteration(self, event: Any) -> Any:
         def watched(strategy: Any, **kwargs: Any) -> None:
             event(strategy, **kwargs)
-            if not self._rehearses:
-                self._steps += 1
-                if self._steps % BLOCK == 0:
-                    now = time.process_time()
-                    self.blocks.append((now - self._since, self._of_plain))
-                    self._since = now
+            self._steps += 1
+            if self._steps % BLOCK == 0:
+                now = time.process_time()
+                self.blocks.append((now - self._since, self._of_plain))
+                self._since = now
 
         return watched
 

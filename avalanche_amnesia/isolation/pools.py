@@ -156,7 +156,7 @@ class StreamLayout:
         return sorted(self.tasks).index(task) if self.given is None else task % self.given
 
     def can_be_read(self, task: int, later: int) -> bool:
-        """Return True if the later task ``later`` may use the weights of ``task``.
+        """Return True if ``later``, a task trained after ``task``, may use the weights of ``task``.
 
         It may if the stream declares the earlier task permanent, or if that task is further back in the stream than the
         deadline. The answer is the same in a run that never saw the tasks between.

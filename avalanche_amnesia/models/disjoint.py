@@ -50,7 +50,7 @@ class Allocation:
 
     @classmethod
     def decode(cls, numbers: Tensor) -> Self:
-        """Convert a tensor from :meth:`encode` back to a share; raise ValueError if the tensor is invalid."""
+        """Convert a tensor from :meth:`encode` back to an :class:`Allocation`; raise ValueError if it is invalid."""
         found = numbers.tolist() if numbers.dtype == torch.int64 and numbers.dim() == 1 else []
         if len(found) < 3 or not 0 <= found[2] < found[1]:
             raise ValueError(f"{found} is no share: seed, slots, slot, tasks that are read")

@@ -148,7 +148,7 @@ def compact(ids: Tensor) -> Tensor:
 
 
 class Masked(IntEnum):
-    """What is known of the masked entries of a traced tensor, from most (``ZERO``) to least (``DIRTY``)."""
+    """Knowledge of the masked entries of a traced tensor, from most (``ZERO``) to least (``DIRTY``)."""
 
     ZERO = 0
     """Exactly zero."""

@@ -81,9 +81,10 @@ def apply(
             _mark_unlearned(context, change)
         # In an additive model only sums of these tasks change; the next request finds any other change.
         own = tuple(f"heads.{task}." for task in context.tasks)
-        same = {name for name in context.hashes if getattr(model, "additive", False) and not name.startswith(own)}
+        additive = getattr(model, "additive", False)
+        same = {name for name in context.hashes if additive and not name.startswith(own)}
         # A training compares the model with its last hashes; a subtraction of samples does not.
-        after = context.hashes if train_again and same else model_hashes(model, same)
+        after = context.hashes if train_again and additive else model_hashes(model, same)
         claims.record_unlearning(context, after, change)
         if train_again is not None:
             context.plan = train_again(context, change)

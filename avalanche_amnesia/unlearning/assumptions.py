@@ -93,7 +93,7 @@ def is_closed(obj: Any) -> bool:
 
 
 def _modules_of(obj: Any) -> tuple[str, ...]:
-    """Return the module's name of a class, function or object; of a function also the one that it is compiled in."""
+    """Return names of modules: the stated one of a class, function or object; of a function also that of its code."""
     own = str(getattr(obj, "__module__", None))  # functools.wraps copies it from the function that it replaces
     if not isinstance(obj, FunctionType):
         return (own,)
@@ -252,7 +252,7 @@ def _changed_data(parts: Iterable[Any]) -> Iterator[str]:
 
 
 def _excerpt(value: Any, nbytes: int = 0) -> str:
-    """Return text that shows most changes of data: of tensors and arrays over ``nbytes``, it reads some entries."""
+    """Return text that most changes of data change; of tensors and arrays over ``nbytes``, it reads some entries."""
     if isinstance(value, (Tensor, np.ndarray)):
         flat = value.detach().reshape(-1) if isinstance(value, Tensor) else value.reshape(-1)
         # torch counts changes in place, except those through .data or NumPy
@@ -268,7 +268,7 @@ def _excerpt(value: Any, nbytes: int = 0) -> str:
 
 
 def hash_with_files(values: Any, most: int = 10_000) -> str:
-    """Return a hash of a container of plain values, and ``most`` of the files that it names; or raise a ValueError."""
+    """Return a hash of plain values, and size and time of ``most`` files they name; raise ValueError for others."""
     texts = [t for each in values for t in (each if isinstance(each, (tuple, list)) else (each,)) if isinstance(t, str)]
     files = [os.stat(text) for text in texts[:: len(texts) // most + 1] if os.path.isfile(text)]
     return blake3(marshal.dumps([values, [(file.st_size, file.st_mtime_ns) for file in files]], 2)).hexdigest()

@@ -309,7 +309,7 @@ class AnalyticModel(MultiHeadModel):
         return self._cached_head(self, [self.heads[task] for task in self.tasks])(self.features(x))
 
     def _cached_head(self, key: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
-        """Return the cached head ``key`` a task's sums, or of the model; compute it if sums or ridge have changed."""
+        """Return the cached head of ``key``, a task's sums or the model; compute it if sums or ridge have changed."""
         buffers = [buffer for part in parts for buffer in part._buffers.values() if buffer is not None]
         versions = self.ridge, [(id(buffer), buffer._version) for buffer in buffers]
         if key not in _SOLVED or _SOLVED[key][0] != versions:

@@ -202,7 +202,7 @@ class BackupPlugin(Plugin):
         return result
 
     def _updates_without(self, task: int, removed: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → update by a task's shadows without ``removed``. Later shadows take precedence."""
+        """Return parameter name → what a task's shadows learned without tasks in ``removed``; later shadows win."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in removed if other in of_task):

@@ -75,7 +75,7 @@ def jsd_of(suffix: str = "") -> Get:
 
 
 def ratio_of(moment: Moment, name: str) -> float | None:
-    """Return a distance ÷ its data-order floor, the distance of two models retrained with different data orders."""
+    """Return a distance divided by that of two models retrained with different data orders (data-order floor)."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 
