@@ -102,7 +102,7 @@ class PiggybackPlugin(TaskMaskPlugin):
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Compute the mask from the current scores."""
-        self.model_of(strategy).open_subnet()
+        self.model_of(strategy).choose_weights()
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Compute the gradients of the scores."""

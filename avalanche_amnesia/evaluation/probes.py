@@ -54,7 +54,7 @@ class Probe:
             return cls(mask, None)
         with preserved_rng():
             with_norms = isinstance(model, _WITH_NORMS)
-            head = model.head_like(tensors) if with_norms else model.new_head(len(tensors["weight"]))
+            head = model.head_for(tensors) if with_norms else model.new_head(len(tensors["weight"]))
         head.load_state_dict(tensors)
         return cls(mask, head.eval())
 

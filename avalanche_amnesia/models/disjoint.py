@@ -353,7 +353,7 @@ class DisjointModel(MultiHeadModel):
         dealt = saved.get(f"own.{_DEALT}")
         return dealt is not None and self.share(task) == Allocation.decode(dealt) and super()._fits(task, saved)
 
-    def parts_like(self, saved: Mapping[str, Tensor]) -> TaskWeights:
+    def parts_for(self, saved: Mapping[str, Tensor]) -> TaskWeights:
         """Return a finished task's :class:`TaskWeights`, into which the tensors in ``saved`` can be loaded."""
         if _DEALT not in saved:
             raise ValueError("a task of this state has no share: no DisjointModel saved it")

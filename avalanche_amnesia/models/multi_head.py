@@ -164,7 +164,7 @@ class MultiHeadModel(MultiTaskModule):
         """Return a new task's modules except the head, with the backbone's values; None if a task has only a head."""
         return None
 
-    def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
+    def parts_for(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
         """Return a task's modules except the head, so that the tensors in ``saved`` can be loaded into them."""
         return self.fresh_parts()
 
@@ -333,19 +333,19 @@ class MultiHeadModel(MultiTaskModule):
         for task, tensors in saved.items():
             if task not in self.heads or not self._fits(task, tensors):
                 with torch.random.fork_rng(devices=[]):  # the draw is overwritten, so keep the random stream
-                    self.store_task(task, self.head_like(tensors))
+                    self.store_task(task, self.head_for(tensors))
 
     def _fits(self, task: int, saved: Mapping[str, Tensor]) -> bool:
         """Return True if the modules of ``task`` have the names and shapes of the tensors in ``saved``."""
         return shapes(self.heads[task].state_dict()) == shapes(saved)
 
-    def head_like(self, saved: Mapping[str, Tensor]) -> nn.Module:
+    def head_for(self, saved: Mapping[str, Tensor]) -> nn.Module:
         """Return a new head with a task's other modules, so that the tensors in ``saved`` can be loaded into it."""
         own = {name.removeprefix("own."): value for name, value in saved.items() if name.startswith("own.")}
         head = self.new_head(saved["weight"].shape[0])
         if _RIDGE in saved:
             head.register_buffer(_RIDGE, torch.empty_like(saved[_RIDGE], device=self._device))
-        return with_parts(head, self.parts_like(own))
+        return with_parts(head, self.parts_for(own))
 
 
 def with_parts(head: nn.Module, parts: nn.Module | None) -> nn.Module:

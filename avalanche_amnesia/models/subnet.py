@@ -12,7 +12,7 @@ from avalanche_amnesia.models import weight_cover
 from avalanche_amnesia.models.mask_codes import decode_scores, encode_masks, encode_scores
 from avalanche_amnesia.models.substitutes import Location, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.weight_choice import OpenSubnet, TopTracker, mark_largest
+from avalanche_amnesia.models.weight_choice import ChosenWeights, TopTracker, mark_largest
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_backbone
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
@@ -119,18 +119,18 @@ class SubnetModel(TaskMaskedModel):
         """Return a new task's copies of the backbone's norms and non-parameter tensors; None if there are neither."""
         return self._copies.make_copies()
 
-    def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
+    def parts_for(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
         """Return a task's copies of the backbone's norms, and of its non-parameter tensors that ``saved`` contains."""
         return self._copies.make_copies(saved)
 
-    def _open(self, learned: nn.Parameter) -> OpenSubnet:
+    def _open(self, learned: nn.Parameter) -> ChosenWeights:
         weights = {name: self.backbone.get_parameter(name) for name in self.graph.layers}
         plain = all(tensor.dtype == torch.float32 for tensor in (learned, *weights.values()))
         ranks = plain and type(self).choose is SubnetModel.choose
         tops = [TopTracker(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
-        return OpenSubnet(learned, weights, self.choose, self.straight_through, tops)
+        return ChosenWeights(learned, weights, self.choose, self.straight_through, tops)
 
-    def open_subnet(self) -> None:
+    def choose_weights(self) -> None:
         """Choose weights by the current scores; forward passes in training mode use the choice until the next call.
 
         ``weight ⊙ mask`` are leaf tensors, which accumulate gradients until the next call.
@@ -138,7 +138,7 @@ class SubnetModel(TaskMaskedModel):
         self._in_training.open()
 
     def pass_gradients(self) -> None:
-        """Compute the gradients of weights and scores after a backward pass; see :meth:`OpenSubnet.pass_gradients`."""
+        """Compute the gradients of weights and scores after a backward pass; see :class:`ChosenWeights`."""
         self._in_training.pass_gradients()
 
     def finish_task(self, keep_scores: bool = True, score_bits: int | None = None) -> None:

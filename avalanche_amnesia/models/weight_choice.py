@@ -26,7 +26,7 @@ def count_of_share(share: float, size: int) -> int:
 def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
     """Write 1 at the ``k`` largest magnitudes and 0 elsewhere; of equal magnitudes, the lowest index comes first."""
     if not values.is_cpu or values.dtype != torch.float32:
-        mark_by_sorting(values.abs(), k, out)
+        mark_by_sort(values.abs(), k, out)
         return
     top = TopTracker(len(values), k)
     top.update(values)
@@ -35,7 +35,7 @@ def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
         out[top.others] = 1
 
 
-def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
+def mark_by_sort(sizes: Tensor, k: int, out: Tensor) -> None:
     """Do the same as :func:`mark_largest` for nonnegative ``sizes``, by sorting, which does not synchronise a GPU."""
     sizes = sizes.nan_to_num(nan=-1.0, posinf=math.inf)
     threshold = sizes.sort(descending=True).values[k - 1]
@@ -102,7 +102,7 @@ class TopTracker:
         self.threshold, self.others = float(least), torch.from_numpy(tied if index is None else index[tied])
 
 
-class OpenSubnet:
+class ChosenWeights:
     """Masked weights, a leaf tensor ``weight ⊙ mask`` per layer, which collects gradients; :meth:`open` updates them.
 
     On a CPU, if the largest ``|score|`` of each layer are chosen, only a threshold is stored (``tops``). Otherwise

@@ -132,7 +132,7 @@ def test_the_sign_of_a_weight_outside_the_subnetwork_reaches_no_task(training):
     outside = ~model.by_layer(model.binary_mask(0))["first.weight"].view(8, 6)
     with torch.no_grad():
         model.backbone.first.weight[outside] *= -1
-    model.open_subnet()
+    model.choose_weights()
     assert torch.equal(before, model.features(x, 0))
 
 

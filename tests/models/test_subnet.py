@@ -18,7 +18,7 @@ from avalanche_amnesia.bits import pack_bits, unpack_bits
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, UnknownTaskError
 from avalanche_amnesia.models.mask_codes import decode_scores, encode_masks, encode_scores
 from avalanche_amnesia.models.task_store import register_all
-from avalanche_amnesia.models.weight_choice import OpenSubnet, TopTracker, count_of_share, mark_by_sorting, mark_largest
+from avalanche_amnesia.models.weight_choice import ChosenWeights, TopTracker, count_of_share, mark_by_sort, mark_largest
 from avalanche_amnesia.unit_graph import ModelError
 
 
@@ -256,7 +256,7 @@ def test_exactly_k_are_marked_and_ties_take_the_lowest_index(values, share):
     marks = torch.full((len(values),), 7.0)
     mark_largest(torch.tensor(values), k, marks)
     sorted_marks = torch.full((len(values),), 7.0)
-    mark_by_sorting(torch.tensor(values), k, sorted_marks)  # the way of accelerators
+    mark_by_sort(torch.tensor(values), k, sorted_marks)  # the way of accelerators
     assert marks.tolist() == sorted_marks.tolist() == slow_marks(values, k)
     assert 1 <= k <= len(values)
 
@@ -291,8 +291,8 @@ def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
     scores = (4 * scores).round() if ties else scores
     learned = nn.Parameter(scores.clone())
     tops = [TopTracker(t.size, t.kept) for t in model.graph.layers.values()]
-    by_marks = OpenSubnet(learned, weights, model.choose, model.straight_through)
-    by_thresholds = OpenSubnet(learned, weights, model.choose, model.straight_through, tops)
+    by_marks = ChosenWeights(learned, weights, model.choose, model.straight_through)
+    by_thresholds = ChosenWeights(learned, weights, model.choose, model.straight_through, tops)
     for step in range(3):
         learned.data.copy_(scores)
         by_marks.open()

@@ -245,7 +245,7 @@ class AnalyticModel(MultiHeadModel):
         """Return the empty sums of a task."""
         return TaskSums(self.width, n_classes, keep=bool(self.settings[3]), device=self._device)
 
-    def head_like(self, saved: Mapping[str, Tensor]) -> TaskSums:
+    def head_for(self, saved: Mapping[str, Tensor]) -> TaskSums:
         """Return sums of zeros (statistics that give a task's head), into which the tensors ``saved`` can be loaded."""
         made = self.new_head(len(saved["originals"]))
         for name, like in made.named_buffers():  # one row for each class, or for each sample

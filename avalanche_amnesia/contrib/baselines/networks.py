@@ -87,7 +87,7 @@ class SideNetworks(NetworkPerTask):
         self.store_task(task, with_parts(self.heads[task], None))
         self._merged_late = torch.ones_like(self._merged_late)
 
-    def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
+    def parts_for(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
         """Return a new network for the tensors ``saved``; None if there are none: the task uses the main network."""
         return self.fresh_parts() if saved else None
 

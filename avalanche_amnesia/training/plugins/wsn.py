@@ -164,7 +164,7 @@ class SubnetPlugin(TaskMaskPlugin):
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the forward pass: use only the best-scored weights; all other weights count as 0."""
         self._drop_unlearned_scores(strategy)
-        self.model_of(strategy).open_subnet()
+        self.model_of(strategy).choose_weights()
 
     def after_forward(self, strategy: Strategy, **kwargs: Any) -> None:
         """After a task's first forward pass: raise ModelError if the backbone stores state that tasks would share."""
