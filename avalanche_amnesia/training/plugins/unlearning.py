@@ -242,7 +242,7 @@ class UnlearningPlugin(Plugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the training: place this plugin after learning ones, undo an aborted task, answer overdue requests."""
+        """Before the training: place this plugin after learning plugins, undo an aborted task, run overdue requests."""
         # This plugin runs after learning plugins and metrics, before the last two. Waiting requests run now, before any
         # plugin checks whether the task is new.
         refuse_second(strategy, UnlearningPlugin)
