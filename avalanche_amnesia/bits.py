@@ -60,12 +60,12 @@ def _flat_bytes(tensor: Tensor) -> memoryview:
 
 
 def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return name → :func:`tensor_hash` of every tensor in ``state``, sorted by name."""
+    """Return a dict of tensor name to :func:`tensor_hash` for every tensor in ``state``, sorted by name."""
     return {name: tensor_hash(state[name]) for name in sorted(state)}
 
 
 def model_hashes(model: nn.Module, same: Collection[str] = ()) -> dict[str, str]:
-    """Return :func:`state_hashes` of a model; tensors in ``same``, or with equal sums of bits, keep their last hash."""
+    """Return each tensor's hash, by name; tensors in ``same`` or with the same :func:`sums_of_bits` keep their last."""
     known, found = _KNOWN.get(model, {}), {}
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         sums, last = b"" if name in same or tensor.nbytes < 2**17 else sums_of_bits(tensor), known.get(name, (b"", ""))
@@ -75,7 +75,7 @@ def model_hashes(model: nn.Module, same: Collection[str] = ()) -> dict[str, str]
 
 
 def sums_of_bits(tensor: Tensor) -> bytes:
-    """Return a digest of a tensor's dtype, shape and 1,021 sums of its bits, read as 64-bit words in 1,021 columns.
+    """Return a fast digest of a tensor's dtype, shape and bits (1,021 sums of 64-bit words), to notice changes.
 
     The sums differ after every change of one word. 1,021 is a prime, so that regular changes do not cancel.
     """

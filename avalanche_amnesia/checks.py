@@ -52,7 +52,7 @@ def whole_number(name: str, value: object, least: int | None = 1) -> int:
 
 
 def instance(name: str, value: object, kind: type, way_out: str) -> None:
-    """Raise TypeError unless ``value`` is an instance of class ``kind``; the error message ends with ``way_out``."""
+    """Raise TypeError unless ``value`` is an instance of ``kind``; the message ends with ``way_out``, the remedy."""
     if not isinstance(value, kind):
         given = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r}"
         raise TypeError(f"{name} must be an object of {kind.__name__}, got {given}: {way_out}")
@@ -91,7 +91,7 @@ def integers(name: str, values: Iterable[object], what: str, error: type[ValueEr
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'relearn'?``, for an error message, if a known name is similar, else an empty string."""
+    """Return a hint for an error message, ``; did you mean 'relearn'?``; empty if no known name resembles ``word``."""
     near = difflib.get_close_matches(word, [*known], 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -1,4 +1,4 @@
-"""Ledger of trained, unlearned and permanent tasks, and the rules for a request to unlearn tasks."""
+"""Ledger (list of trained, permanent and unlearned tasks), and the rules for requests to unlearn tasks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from avalanche_amnesia.saving.values import StateError, checked
 
 
 class RequestError(ValueError):
-    """Error for a request, training or deadline that the ledger's rules forbid; raised before any change."""
+    """Error for a forbidden request to unlearn, training or deadline; raised before any change."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Entry of a remaining task: number of its training, whether declared permanent, and tasks that influenced it."""
+    """Entry of a trained task: number of its training, whether declared permanent, tasks it may have learned from."""
 
     order: int
     declared: bool
@@ -24,7 +24,7 @@ class _Entry:
 
 
 class TaskLedger:
-    """Lists of remaining, unlearned and permanent (never to be unlearned) tasks; checks requests against them.
+    """List of trained, permanent (never to be unlearned) and unlearned tasks; checks requests to unlearn against it.
 
     Attributes:
         deadline: number of further trained tasks after which a task becomes permanent; None: no deadline.
@@ -52,7 +52,7 @@ class TaskLedger:
 
     @property
     def permanent(self) -> frozenset[int]:
-        """Return the remaining tasks that can't be unlearned: declared permanent, or past their deadline."""
+        """Return the permanent tasks, which can't be unlearned: declared permanent, or past their deadline."""
         return frozenset(task for task, entry in self._entries.items() if entry.declared or self._is_expired(entry))
 
     @property
@@ -62,13 +62,13 @@ class TaskLedger:
         return tuple(task for task in self._entries if task not in permanent)
 
     def saw(self, task: int) -> frozenset[int]:
-        """Return the tasks that could influence the training of ``task``; RequestError if ``task`` does not remain."""
+        """Return the tasks that ``task`` may have learned from; raise RequestError if it is untrained or unlearned."""
         if task not in self._entries:
             raise RequestError(f"saw({task!r}): this task does not remain; remaining are {_as_text(self.remaining)}")
         return self._entries[task].saw
 
     def learn(self, task: int, permanent: bool = False, saw: Collection[int] | None = None) -> None:
-        """Record that a task's training is finished; ``saw``: tasks that could influence it (None: all remaining)."""
+        """Record a task's finished training; ``saw``: tasks it may have learned from (None: all not unlearned)."""
         label = checks.integer(task)
         if label is None:
             raise RequestError(f"training of task {task!r}: a task is an int, not {type(task).__name__}")
@@ -83,7 +83,7 @@ class TaskLedger:
         self.n_trained += 1
 
     def declare_permanent(self, tasks: Iterable[int]) -> None:
-        """Mark remaining tasks as permanent, i.e. never to be unlearned; this is irreversible and may be repeated."""
+        """Mark trained tasks as permanent (never to be unlearned). It is irreversible; repeating it has no effect."""
         declared = checks.integers("declaring permanent: tasks", tasks, "tasks", RequestError)
         for task in declared:
             if task not in self._entries:
@@ -99,7 +99,7 @@ class TaskLedger:
         known: Collection[int] | None = None,
         unrecorded: Collection[int] = (),
     ) -> tuple[int, ...]:
-        """Return the requested tasks as ints; raise RequestError if they may not be unlearned now. Change nothing."""
+        """Return ``tasks``, a request to unlearn, as ints; RequestError if one can't be unlearned. Change nothing."""
         request = checks.integers(f"{event}: tasks", tasks, "tasks", RequestError)
         if not request:
             raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")
@@ -120,7 +120,7 @@ class TaskLedger:
         event: str = "unlearning request",
         known: Collection[int] | None = None,
     ) -> tuple[int, ...]:
-        """Mark the requested tasks as unlearned and return them; if one is refused, raise an error and mark none."""
+        """Mark ``tasks`` as unlearned and return them; if one can't be unlearned, raise RequestError and mark none."""
         request = self.check(tasks, event, known)
         self._entries = {task: entry for task, entry in self._entries.items() if task not in request}
         self.unlearned = (*self.unlearned, *request)

@@ -71,7 +71,7 @@ def is_hooked(optimizer: Optimizer) -> bool:
 
 
 def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[nn.Parameter] = ()) -> None:
-    """Raise TypeError or ValueError unless an optimizer can train the parameters ``own`` and, added later, ``new``."""
+    """Raise TypeError or ValueError unless an optimizer can train parameters ``own``, and ``new`` ones added later."""
     checks.instance("optimizer", optimizer, Optimizer, "Adam(model.parameters(), lr=1e-3)")
     name, parameters = type(optimizer).__name__, list(own)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
@@ -100,7 +100,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
 
 
 def check_sibling(optimizer: Optimizer, option: str) -> None:
-    """Raise ValueError if no optimizer like ``optimizer`` can be made for a 1-D parameter."""
+    """Raise ValueError, with ``option`` as the remedy, if the optimizer's class can't train a 1-D parameter."""
     if not _can_step(optimizer, 1):
         name = type(optimizer).__name__
         raise ValueError(
@@ -118,7 +118,7 @@ def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
 
 
 def can_restart(optimizer: Optimizer) -> bool:
-    """Return True if an optimizer like ``optimizer`` can step after the state from its constructor is cleared."""
+    """Return True if ``optimizer`` could still take steps after its state was cleared (tried on a copy)."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     other = sibling_optimizer(optimizer, [parameter])
@@ -143,7 +143,7 @@ def copy_state(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
 
 
 class BareStep:
-    """Callable that runs an optimizer's step and sets nearly subnormal numbers to 0; to be called under ``no_grad``."""
+    """Callable that steps an optimizer without hooks, and sets nearly subnormal numbers to 0; needs ``no_grad``."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.steps = optimizer, 0
@@ -156,7 +156,7 @@ class BareStep:
 
 
 def flush_denormals(optimizer: Optimizer, step: int) -> None:
-    """Set nearly subnormal numbers in parameters and optimizer state to 0, once every :data:`FLUSH_EVERY` steps."""
+    """Every :data:`FLUSH_EVERY` steps, set nearly subnormal parameters and optimizer states to 0, for speed on CPUs."""
     # Closed units get no gradient for most of an epoch. Their momentum of 0.9 falls below the smallest normal float
     # within 800 steps; under Adam with weight decay the parameter does so too. Common processors compute several times
     # more slowly with subnormal numbers. Each entry is tested separately: a unit's place in a tensor must not matter.

@@ -26,7 +26,7 @@ def rank() -> int:
 
 @contextmanager
 def _explain_errors() -> Iterator[None]:
-    """Convert an error of communication in the block to a ProcessError that explains it."""
+    """Replace a communication error in the ``with`` block by a ProcessError that explains it."""
     try:
         yield
     except RuntimeError as error:
@@ -45,7 +45,7 @@ def sum_all(values: Tensor) -> Tensor:
 
 
 def from_all(obj: Any) -> list[Any]:
-    """Return the ``obj`` of every process, in the order of ranks; any object that can be pickled."""
+    """Gather each process's ``obj`` (any picklable object), and return the list, in rank order, on every process."""
     if n_processes() == 1:
         return [obj]
     found = [None] * n_processes()
@@ -55,7 +55,7 @@ def from_all(obj: Any) -> list[Any]:
 
 
 def from_first(obj: Any) -> Any:
-    """Return on every process the ``obj`` of process 0, any object that can be pickled."""
+    """Broadcast process 0's ``obj`` (any picklable object) to all processes, and return it on each."""
     return from_all(obj if rank() == 0 else None)[0]
 
 
@@ -72,7 +72,7 @@ def run_first(work: Callable[[], object]) -> None:
 
 
 def check_equal(facts: Mapping[str, Any], when: str) -> None:
-    """Raise ProcessError on all processes if their ``facts`` differ; the message begins with ``when``."""
+    """Raise ProcessError on all processes if their ``facts`` (values by name) differ; ``when`` begins the message."""
     first, *others = from_all(dict(facts))
     for number, other in enumerate(others, 1):
         for name in (name for name in {**first, **other} if first.get(name) != other.get(name)):
@@ -84,7 +84,7 @@ def check_equal(facts: Mapping[str, Any], when: str) -> None:
 
 
 def gather_rows(*tensors: Tensor) -> list[Tensor]:
-    """Return each tensor with the rows of all processes, in rank order; processes may have unequal numbers of rows."""
+    """Gather each tensor's rows from all processes, and return them joined in rank order; row counts may differ."""
     if n_processes() == 1:
         return list(tensors)
     everywhere = from_all([tensor.detach().cpu() for tensor in tensors])

@@ -41,7 +41,7 @@ def set_rng_state(state: RngState) -> None:
         np.random.set_state(state[3])  # noqa: NPY002
 
 
-def generators() -> tuple[Any, ...]:
+def comparable_rng_state() -> tuple[Any, ...]:
     """Return the states of the CPU's global random generators as values that can be compared."""
     of_numpy: Any = np.random.get_state()  # noqa: NPY002
     return torch.get_rng_state().tolist(), random.getstate(), of_numpy[1].tolist(), of_numpy[2:]

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 class Plugin(SupervisedPlugin):
-    """Base class of this package's plugins: Avalanche does not warn of them when several processes train together."""
+    """Base class of this package's plugins, declared fit for distributed training, so that Avalanche does not warn."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(supports_distributed=True, **kwargs)
@@ -58,14 +58,14 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 
 
 def autocast_now() -> Autocast:
-    """Return pairs of device type and dtype for the device types with autocast enabled now."""
+    """Return the device types with autocast enabled now, each with the dtype that autocast uses there."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
 
 
 @contextmanager
 def autocast(to: Autocast) -> Iterator[None]:
-    """In a ``with`` block, enable autocast only for the pairs of device type and dtype in ``to``."""
+    """In a ``with`` block, enable autocast for the device types in ``to``, with their dtypes, and for no other."""
     now = autocast_now()
     if to == now:
         yield

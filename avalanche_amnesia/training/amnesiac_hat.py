@@ -20,7 +20,7 @@ CompensationChoice = Literal["counterfactual", "none"]
 
 
 class AmnesiacHAT(TaskStrategy):
-    """HAT or AdaHAT that records the update of each task and unlearns tasks on request.
+    """Strategy HAT or AdaHAT that records each task's update (change of the weights) and unlearns tasks on request.
 
     A parameter is ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``; unlearning task τ removes ``Δ^(τ)``, compensates the remaining tasks
     for the loss (by choice), and purges all further data of the task.

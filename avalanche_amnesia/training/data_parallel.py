@@ -44,7 +44,7 @@ class _RandomStates:
 
     @contextmanager
     def swap_states(self, streams: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
-        """Use this process's own random state within the block. A nested block uses the shared state again."""
+        """In a ``with`` block, use this process's own random state; in a nested block, use the shared one again."""
 
         def swap() -> None:
             here = streams()
@@ -58,7 +58,7 @@ class _RandomStates:
             swap()
 
     def swap_for_each(self, objects: Iterable[Any]) -> Iterator[Any]:
-        """Yield the items of ``objects``; the random states are swapped while the next item is made."""
+        """Yield the items of ``objects``, and use this process's own random state while each next item is computed."""
         with self.swap_states():
             rest = iter(objects)
         while True:
@@ -96,7 +96,7 @@ class PartOfBatches:
             yield batch
 
     def _own_slice(self, n: int) -> slice:
-        """Return this process's slice of ``n`` samples, and store its length. If empty: sample 0, and length 0."""
+        """Return this process's slice of ``n`` samples, and store its length; if it is empty, use sample 0, store 0."""
         begin, end = (n * number // n_processes() for number in (rank(), rank() + 1))
         self._counts.append(end - begin)
         return slice(begin, end) if end > begin else slice(1)
@@ -125,7 +125,7 @@ class PartOfBatches:
 
 
 def read_all_samples(*loaders: Any) -> None:
-    """Let Avalanche's loaders read all samples. In a process group, each process would otherwise read only a share."""
+    """Make Avalanche's loaders read all samples in every process, instead of a share in each."""
     for loader in loaders:
         if isinstance(loader, MultiDatasetDataLoader) and loader.distributed_sampling:
             names = ("batch_sizes", "termination_dataset", "oversample_small_datasets", "never_ending")
@@ -234,7 +234,7 @@ class StepSync:
 
     @torch.no_grad()
     def reduce(self, strategy: Strategy) -> None:
-        """Replace the strategy's gradients and loss by their means over all samples of the whole mini-batch."""
+        """Replace gradients and loss by their means over all samples of the mini-batch, i.e. over all processes."""
         self.leave_step()
         learning = list(getattr(strategy.model, "learned_by_backward", strategy.model.parameters)())
         learning += [t for plugin in strategy.plugins for t in getattr(plugin, "learned_by_backward", list)()]
@@ -270,7 +270,7 @@ class StepSync:
 
     @torch.no_grad()
     def gather(self, strategy: Strategy) -> None:
-        """For metrics, replace outputs, labels and task labels (not inputs) by those of all processes."""
+        """Replace outputs, labels and task labels (not inputs) by those of all processes, so that metrics see them."""
         if strategy.clock.train_exp_iterations == 0:
             check_equal(_model_facts(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
         logits, n = strategy.mb_output, _n_own_samples(strategy)
@@ -291,7 +291,7 @@ def _n_own_samples(strategy: Strategy) -> int:
 
 
 def _loss_weight(strategy: Strategy) -> float:
-    """Return the weight of this process's loss: its number of samples, or the sum of the samples' class weights."""
+    """Return the weight of this process's loss in the mean of all: its number of samples, or sum of class weights."""
     n, criterion, y = _n_own_samples(strategy), strategy._criterion, strategy.mb_y
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion.weight is None or y.is_floating_point():
         return n
@@ -324,7 +324,7 @@ def _check_loss_and_norms(strategy: Strategy) -> None:
 
 
 def _gradient_layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return (tensor, entries to send or None: all) for each tensor in ``known`` or with a gradient in any process."""
+    """Return each tensor in ``known``, or with a gradient in any process, with the indices to send (None: all)."""
     mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
     places = {i for of_one in from_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}
@@ -335,7 +335,7 @@ def _gradient_layout(strategy: Strategy, learning: list[Tensor], known: set[int]
 
 
 def _facts_to_agree_on(strategy: Strategy, seed: int) -> dict[str, Any]:
-    """Return name → value of all settings, data and tensors that must be equal in all processes before a task."""
+    """Return settings, sizes and hashes, by name, that must be equal in all processes before a task's first step."""
     experience, loader = strategy.experience, strategy.dataloader
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
     settings = [
@@ -350,7 +350,7 @@ def _facts_to_agree_on(strategy: Strategy, seed: int) -> dict[str, Any]:
 
 
 def _model_facts(strategy: Strategy) -> dict[str, str]:
-    """Return name → hash of every tensor of model and loss. The names appear in error messages."""
+    """Return the hash of every tensor of model and loss, by a name of the tensor for error messages."""
     return {
         f"tensor {name} of the {kind}": digest
         for kind, module in (("model", strategy.model), ("loss", strategy._criterion))

@@ -107,7 +107,7 @@ class HardAttention:
         object.__setattr__(self, "statistics_batches", whole)
 
     def shares(self, to_come: int | None) -> tuple[float, float]:
-        """Return (fraction of a layer's free units that a task takes, fraction of its used units that it may reuse)."""
+        """Return two fractions: of a layer's free units that a task takes, and of its used units it may reuse."""
         # ``to_come``: number of tasks in the stream still to be trained, this one included; None: unknown.
         reused = HALF if self.reuse is None else self.reuse
         if self.budget == "even":

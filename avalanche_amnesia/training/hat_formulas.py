@@ -15,7 +15,7 @@ LayerSparsity = Sequence[float | Tensor]
 
 
 def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = "linear") -> float:
-    """Return the scale ``s`` of the gate for one mini-batch of an epoch."""
+    """Return the annealed scale ``s`` of the gate ``σ(s·e)`` for mini-batch number ``batch`` of ``n_batches``."""
     progress = batch / (n_batches - 1) if n_batches > 1 else 1.0
     if annealing == "cosine":
         return max(s_max / 2 * (1 + math.cos(2 * math.pi * progress)), 1 / s_max)
@@ -76,7 +76,7 @@ class SparsityRegulariser:
         self._free_share_by_layer = of_layer / of_layer.sum(1, keepdim=True).clamp_min(1)
 
     def __call__(self, gate: Tensor) -> Tensor:
-        """Return ``λ·R``, ``()``, of a soft mask ``a``, ``(n_units,)``."""
+        """Return the penalty ``λ·R``, a scalar, of a soft mask ``gate``, ``(n_units,)``."""
         if self.mode == "quota":
             return self.weight * (self.layer_sparsity(gate) - self.quota).clamp_min(0).sum()
         value = torch.dot(gate, self._slope)
@@ -90,11 +90,11 @@ class SparsityRegulariser:
         return self._slope
 
     def layer_sparsity(self, gate: Tensor) -> Tensor:
-        """Return ``κ_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` per layer, ``(layers,)``; 0 if no unit is free (AdaHAT)."""
+        """Return each layer's sparsity ``κ_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})``, ``(layers,)``; 0 if no unit is free."""
         return self._free_share_by_layer @ gate
 
     def layer_sparsities(self, gate: Tensor) -> LayerSparsity:
-        """Return :meth:`layer_sparsity` as a list of numbers, or on an accelerator as tensors ``()``."""
+        """Return :meth:`layer_sparsity` as a list with a number per layer; on an accelerator, with a scalar tensor."""
         by_layer = self.layer_sparsity(gate)
         return by_layer.tolist() if by_layer.device.type == "cpu" else by_layer.unbind()
 
@@ -108,7 +108,7 @@ def units_within(
     *,
     min_units: int,
 ) -> Tensor:
-    """Return a bool tensor ``(n_units,)``: in each layer, the units that a task takes within its budget."""
+    """Return a bool mask of the units a task takes: each layer's strongest, a share of the free and one of the used."""
     read = strongest_units(sizes, embedding, in_use, lambda n: _floor(reused * n)) & (embedding > 0)
     taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _floor(new * n)))
     rank = embedding.masked_fill(read | taken, torch.inf)  # units that are open already rank first
@@ -116,7 +116,7 @@ def units_within(
 
 
 def strongest_units(sizes: Sequence[int], embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:
-    """Return a bool tensor ``(n_units,)``: in each layer, the units in ``among`` with the largest embeddings."""
+    """Return a bool mask of the largest embeddings: ``how_many(n)`` of the ``n`` units of each layer in ``among``."""
     strongest, start = torch.zeros_like(among), 0
     for size in sizes:
         part = slice(start, start + size)

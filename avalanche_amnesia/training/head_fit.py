@@ -1,4 +1,4 @@
-"""Computation of the features of a task's samples, and fits of heads to these features."""
+"""Compute the features of a task's samples, and fit heads to these features by logistic regression."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -82,7 +82,7 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
 
 
 class CounterfactualFeatures:
-    """Features of a task's samples ``x`` under the task's mask, in evaluation mode. Each call recomputes the features.
+    """Features of a task's samples ``x`` under its mask; each call computes them again, with the weights at that time.
 
     Running statistics of its normalisation layers are computed from ``seen``, mini-batches of more than one sample.
     """
@@ -101,7 +101,7 @@ class CounterfactualFeatures:
         self._batch = for_cpu if self.x.device.type == "cpu" else BATCH
 
     def __call__(self, part: slice = ALL) -> dict[str, Tensor]:
-        """Compute features of the samples ``part``. Return name → buffer of the task's normalisation layers.
+        """Compute the features of the samples ``part``; return the buffers of the task's normalisation layers, by name.
 
         Running statistics are computed again only in a pass over all samples. The result is empty without such layers.
         """

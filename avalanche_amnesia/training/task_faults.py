@@ -1,4 +1,4 @@
-"""Messages about faults of a task: in its samples and labels, and in its weights after the training."""
+"""Find faults of a task, in its samples, labels and trained weights, and describe them in error messages."""
 
 from collections.abc import Mapping
 from math import prod
@@ -32,7 +32,7 @@ def fault_of_inputs(x: Any) -> str | None:
 
 
 def fault_in_memory(samples: Any) -> str | None:
-    """Return the message of :func:`fault_of_inputs` for samples in memory, before transforms; None for other data."""
+    """Return a message about NaN or infinity in samples in memory, before transforms; None for all other samples."""
     where = samples.nonfinite_positions() if isinstance(samples, TensorTask) else torch.empty(0)
     return _non_finite_message(where, len(samples)) if len(where) else None
 
@@ -143,7 +143,7 @@ def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, 
 
 
 def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
-    """Return up to ``most`` random positions in the data of the task just trained, sorted; fewer for large samples."""
+    """Return up to ``most`` random positions in the data of the task just trained, sorted; fewer, to fit in 2 GiB."""
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
     of_one = sum(part.nbytes for part in tree_leaves(task_data(experience, index[:1])[0]))
@@ -160,7 +160,7 @@ def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def divergence_of(model: TaskMaskedModel, task: int, experience: Any) -> str | None:
-    """Return why a trained task has diverged (weights not finite, features or logits overflow), or None."""
+    """Return why a trained task has diverged (weights not finite, features or logits overflow); None if it has not."""
     # Weights may be finite and still useless: if features or logits overflow float32 when squared, losses, variances
     # and fitted heads of every later task that reads these units fail too.
     own = model.heads[task].parameters()

@@ -1,4 +1,4 @@
-"""State of a task's training: a snapshot from before the task, and data to drop when the training ends."""
+"""State of a task's training: a copy of the values before the task, and data to drop when the training ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TaskInTraining:
 
     @property
     def before(self) -> TaskSnapshot:
-        """Return the snapshot from before the task; raise RuntimeError if its training has not begun."""
+        """Return the copy of parameters and states before the task; RuntimeError if its training has not begun."""
         if self.snapshot is None:
             raise RuntimeError(f"the training of task {self.task} has not begun")
         return self.snapshot
@@ -76,7 +76,7 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def restore(self, strategy: Strategy) -> None:
-        """Restore the optimizer's state, parameters and buffers that still exist, and the states of user plugins."""
+        """Undo the task: restore optimizer state, existing parameters and buffers, and user plugins' states."""
         model: nn.Module = strategy.model
         strategy.optimizer.state = copy_state(self.moments)
         for name, parameter in model.named_parameters():
@@ -108,7 +108,7 @@ States = Sequence[tuple[Any, Any]]
 
 
 def user_plugin_states(strategy: Strategy) -> States:
-    """Return (plugin, copy of its ``state()``) for each user plugin that has a ``load_state``."""
+    """Return each user plugin that has a ``load_state``, with a copy of its ``state()``."""
     users = [p for p in strategy.plugins if hasattr(type(p), "load_state") and not is_known(p)]
     return [(plugin, deepcopy(plugin.state())) for plugin in users]
 
@@ -120,5 +120,5 @@ def restore_user_plugins(states: States) -> None:
 
 
 def copy_finished(model: nn.Module) -> dict[str, Tensor]:
-    """Return name → copy of each parameter and buffer in the heads and norm layers of finished tasks."""
+    """Return copies of the parameters and buffers in heads and norm layers of finished tasks, by name."""
     return {name: tensor.detach().clone() for name, tensor in finished_tensors(model).items()}

@@ -1,4 +1,4 @@
-"""Base class of this package's strategies: Avalanche's supervised training with this package's plugins in order."""
+"""Base class of this package's strategies: Avalanche's supervised training, with the plugins of this package."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ class StrategyOptions(TypedDict, total=False):
 
 
 class TaskPlugin(SupervisedPlugin):
-    """Optional base class of plugins: Avalanche's events, and further ones around an unlearning and after a load."""
+    """Optional base class of plugins: adds events around an unlearning, and after loading a saved state."""
 
     def before_unlearning(self, strategy: Strategy) -> Any:
         """Before an unlearning: called before the tasks are removed from the model."""
 
     def after_unlearning(self, strategy: Strategy) -> Any:
-        """After an unlearning: called once the tasks are removed; an error still undoes the removal."""
+        """After an unlearning: called when the tasks are removed from the model; an error still undoes the removal."""
 
     def after_loading(self, strategy: Any) -> Any:
-        """After a load: called once a saved state is loaded into all parts of the strategy."""
+        """After a load: called when a saved state has been loaded into all parts of the strategy."""
 
 
 class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate):
@@ -160,7 +160,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         """True as long as every task started with new optimizer state, without which no unlearning is exact."""
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        """Train on experiences as Avalanche does; the caller's random streams do not change, also after an error.
+        """Train on experiences as Avalanche does; afterwards restore the global random generators, even after an error.
 
         Args:
             experiences: one, or a stream or list of them.
@@ -176,7 +176,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         if not torch.is_grad_enabled():
             raise TaskError("gradients are switched off by torch.no_grad() or inference_mode(): train outside of it")
         arguments.check_train_options(kwargs, type(self))
-        given = self._tasks_in(arguments.as_list(experiences, "strategy.train"))
+        given = self._with_labels(arguments.as_list(experiences, "strategy.train"))
         held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
         if held_out:
             warnings.warn(
@@ -189,7 +189,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
                 raise TypeError(
                     f"eval_streams must be a list of streams, [benchmark.test_stream], got {eval_streams!r}"
                 )
-            streams = [self._tasks_in(arguments.as_list(one, "train(eval_streams=…)")) for one in eval_streams]
+            streams = [self._with_labels(arguments.as_list(one, "train(eval_streams=…)")) for one in eval_streams]
         with preserved_rng(), self._full_precision():
             try:
                 self._trains = True
@@ -235,7 +235,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             super().make_optimizer(False, **kwargs)
 
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
-        """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones.
+        """Evaluate the experiences of all tasks trained and not unlearned; skip all further experiences.
 
         Returns:
             The last value of every metric; an empty dict if no task remains, because then nothing is evaluated.
@@ -244,21 +244,21 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             TypeError: for objects that are no experiences, for example a benchmark.
         """
         refuse_unfinished(self)
-        given = self._tasks_in(arguments.as_list(exp_list, "strategy.eval"))
+        given = self._with_labels(arguments.as_list(exp_list, "strategy.eval"))
         known = remaining_experiences(self, given)
         with self._full_precision():
             return super().eval(known, **kwargs) if known else {}
 
     @contextmanager
     def _full_precision(self) -> Iterator[None]:
-        """Switch autocast off except in forward and loss, because masks and fitted heads need full precision."""
+        """In a ``with`` block, allow autocast only in forward and loss: masks and fitted heads need full precision."""
         now = autocast_now() or self.autocast
         with Transaction() as kept, autocast(()):
             kept.set(self, autocast=now)
             yield
 
-    def _tasks_in(self, experiences: Sequence[Any]) -> list[Any]:
-        """Return experiences with task labels; in a stream without labels, an experience's position is its label."""
+    def _with_labels(self, experiences: Sequence[Any]) -> list[Any]:
+        """Return the experiences, each with a task label: its own, or else its position in the stream."""
         found = list(experiences)
         if not all(hasattr(experience, "task_labels") and stream_of(experience) for experience in found):
             from avalanche_amnesia.benchmarks.stream_labels import relabel  # lazy: most streams have labels
@@ -329,7 +329,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         super()._unpack_minibatch()
 
     def forward(self) -> Any:
-        """Return the model's output; raise TaskError, which undoes the task, for inputs that it can't process."""
+        """Return the model's output; for inputs it can't process, raise TaskError, so that the training is undone."""
         later = self.is_training and self.clock.train_exp_iterations > 0  # later mini-batches are like the first
         if self.is_training and not later:
             fault = task_faults.fault_of_inputs(self.mb_x)
@@ -359,7 +359,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             raise
 
     def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
-        """Raise TaskError with the text ``fault`` unless it is None; :meth:`train` then undoes the task in training."""
+        """Raise TaskError with message ``fault``, unless it is None; :meth:`train` then undoes the task's training."""
         if fault is not None:
             undone = " Its training was undone" if self.is_training else ""
             raise TaskError(f"task {single_task(self.experience)}: {fault}.{undone}") from cause
@@ -446,7 +446,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         train_options: Mapping[str, Any] | None = None,
         store: Any = None,
     ) -> UnlearningRecord:
-        """Train the remaining tasks again without the unlearned data, and compare all tensors of the model bit by bit.
+        """Train a new model without the unlearned data, and compare its tensors with this model's, bit by bit.
 
         The last record gets its ``proof``, and the claim ``exact``. A ``conditional`` claim stays, unless this process
         never trained the unlearned data: save the strategy, load it in a new process, and prove it there.
@@ -518,7 +518,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         return strategy
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent: they can never be unlearned, and this can't be reversed.
+        """Declare trained tasks permanent: they can never be unlearned, and this can't be reversed.
 
         Raises:
             RequestError: if one of them does not remain.

@@ -31,7 +31,7 @@ LayerOf = Callable[[str], int]
 
 
 class TaskUse:
-    """Parameter entries that the remaining (or only the locked) tasks use, and the number of such tasks per entry."""
+    """Parameter entries used by tasks not unlearned (or only by locked ones), and the number of tasks per entry."""
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
@@ -42,16 +42,16 @@ class TaskUse:
         self._model = model
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return parameter → ``between`` (min or max) of the masks of a weight's two units: 1.0 for entries in use."""
+        """Return a 0/1 tensor of weights in use, by parameter: both units are in use (``min``), or one is (``max``)."""
         return self.covered if between == "min" else self._by_max[0]
 
     def importance_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return parameter → ``between`` (min or max) of the numbers of tasks that use a weight's two units."""
+        """Return each weight's importance, by parameter: min or max of the numbers of tasks that use its two units."""
         return self.importance if between == "min" else self._by_max[1]
 
     @cached_property
     def importance(self) -> Mapping[str, Tensor]:
-        """Return parameter → importance: ``min`` of the numbers of tasks that use a weight's input and output unit."""
+        """Return each weight's importance, by parameter: the number of tasks that use the less used of its units."""
         return dict(self._expand(self._model.graph.parameter_use(*self._masks_by_task)))  # stored: read in every step
 
     @cached_property
@@ -65,7 +65,7 @@ class TaskUse:
 
     @property
     def _masks_by_task(self) -> list[Mapping[str, Tensor]]:
-        """Return a mapping for each protecting task: layer → the task's mask, or its measured unit importances."""
+        """Return, for each task to be protected, its unit mask (or measured importances) as a dict by layer name."""
         model = self._model
         of_units = model.importance if isinstance(model, MaskedModel) else model.binary_mask
         masks = [model.by_layer(of_units(task)) for task in self._counted]
@@ -84,7 +84,7 @@ def without_repeats(values: Tensor) -> Tensor:
 
 
 def sum_entries(shares: Tensor) -> float:
-    """Return the sum over all entries of a tensor, which may be expanded."""
+    """Return the sum of a tensor's entries; of an expanded tensor, read repeated entries only once."""
     once = without_repeats(shares)
     return float(once.double().sum()) * (shares.numel() // once.numel())
 
@@ -99,7 +99,7 @@ RULES: dict[str, type[AdjustmentRule]] = {}
 
 
 class AdjustmentRule:
-    """Base class of adjustment rules, and the rule ``hat``, which freezes weights between units that earlier tasks use.
+    """Base class of rules that limit updates of weights used by earlier tasks; itself the rule ``hat``: freeze them.
 
     Args:
         between: how the masks of a weight's input and output unit are combined: ``min``, as published (a weight is in
@@ -144,7 +144,7 @@ class AdjustmentRule:
         """Prepare the rule for the steps of a task; its random draws are seeded with ``seed`` and ``task``."""
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the share of an update to block, 0 (free) to 1 (frozen), in the parameter's shape; may be expanded.
+        """Return the share of the update to block, 0 (free) to 1 (frozen), per entry of a parameter; may be expanded.
 
         Args:
             use: entries that the remaining tasks use.
@@ -168,16 +168,16 @@ class AdjustmentRule:
         return share
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the divisor of a gradient, ``1 / (1 − share)``; it broadcasts to the parameter's shape."""
+        """Return the tensor to divide a gradient by, ``1 / (1 − share)``; it broadcasts to the parameter's shape."""
         return 1 / (1 - without_repeats(self.checked_share(use, name, sparsity)))
 
     def capacity(self, use: TaskUse) -> float:
-        """Return the network's capacity for a next task: the mean share of its updates left unblocked, at ``κ = 0``."""
+        """Return the network's capacity for a next task: the mean share of an update that the rule does not block."""
         shares = [self.expected_share(use, name) for name in use.covered]
         return 1 - sum(map(sum_entries, shares)) / sum(share.numel() for share in shares)
 
     def expected_share(self, use: TaskUse, name: str) -> Tensor:
-        """Return the mean of :meth:`protected_share` over random draws, without layer sparsity (``κ = 0``)."""
+        """Return the mean of :meth:`protected_share` over random draws, with layer sparsity ``κ = 0``."""
         return self.checked_share(use, name, 0.0)
 
 
@@ -185,7 +185,7 @@ RULES["hat"] = AdjustmentRule
 
 
 class RandomRule(AdjustmentRule, name="random"):
-    """Rule ``random``: a new U(0, 1) adjustment rate per step and parameter in use (AdaHAT's baseline).
+    """Rule ``random`` (AdaHAT's baseline): multiplies updates of entries in use by new random factors from U(0, 1).
 
     Args:
         between, space, locked: as of :class:`AdjustmentRule`.
@@ -206,7 +206,7 @@ class RandomRule(AdjustmentRule, name="random"):
 
 
 class ConstantRule(AdjustmentRule, name="constant"):
-    """Rule ``constant``: adjustment rate ``α`` on each used parameter; ``α = 1`` protects none (AdaHAT's baselines).
+    """Rule ``constant`` (AdaHAT's baselines): multiplies updates of entries in use by ``α``; ``α = 1`` protects none.
 
     Args:
         alpha: in ``[0, 1]``.
@@ -238,7 +238,7 @@ PAPER_ALPHA = 1e-6
 
 
 class AdaHATRule(AdjustmentRule, name="adahat"):
-    """AdaHAT's rule: rate ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)`` (Wang et al., ECML-PKDD 2024).
+    """AdaHAT's rule: multiplies updates by ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)`` (Wang et al., 2024).
 
     Args:
         alpha: intensity ``α > 0``; larger lets used parameters move more. ``PAPER_ALPHA`` is the published 1e-6.
@@ -296,7 +296,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return without_repeats(use.importance_by(self.between)[name])
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return a gradient's divisor, ``1 + importance / r_l``. The base class would pass twice over the entries."""
+        """Return the tensor to divide a gradient by, ``1 + importance / r_l``, faster than the base class does."""
         importance, inverse = self.importance_of(use, name), 1 / self.rate(sparsity)
         one = importance.new_ones(())
         if isinstance(inverse, Tensor):
@@ -305,7 +305,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
 
 
 def measure_importance(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """Return measured importances of a finished task's units, ``(n_units,)``: up to 1 per layer, 0 outside its mask.
+    """Measure how important each unit is to a finished task: ``(n_units,)``, up to 1 per layer, 0 outside its mask.
 
     A layer whose measure is 0 for all units counts by its mask, because nothing else would protect it.
     """
@@ -374,11 +374,11 @@ class Adjuster:
         return [method(self.use, name, kappa) for name, kappa in zip(self.names, of_layers, strict=True)]
 
     def frozen_entries(self) -> dict[str, Tensor]:
-        """Return parameter → bool tensor, True for frozen entries; an empty dict unless :attr:`frozen`."""
+        """Return a dict of parameter name to bool mask of its frozen entries; empty unless :attr:`frozen`."""
         return dict(zip(self.names, (shares == 1 for shares in self._shares), strict=True)) if self.frozen else {}
 
     def before_step(self, sparsity: LayerSparsity) -> None:
-        """After the backward pass: scale gradients, or copy values; ``sparsity``: ``κ`` per layer (empty: not read)."""
+        """After the backward pass: scale gradients, or copy the weights, to undo a share of the step later."""
         if not self.names:
             return
         if self.on_gradients:
@@ -401,6 +401,6 @@ class Adjuster:
             torch._foreach_div_(gradients, factors)
 
     def after_step(self) -> None:
-        """Undo the protected share of the optimizer's step (lerp is exact at 0 and at 1)."""
+        """After the optimizer's step: undo the share that the rule blocks (lerp is exact at 0 and at 1)."""
         if self.names and not self.on_gradients:
             torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._values_before, self._shares)

@@ -23,7 +23,7 @@ _OURS = __name__.split(".")[0]
 # ``**options`` of an ``__init__`` stands for the arguments of the base class, except those that only a strategy
 # chooses (``composed``). Avalanche's own check of arguments does not know these names, so it is removed.
 class OwnArguments:
-    """Mixin that adds inherited arguments to a class's signature and raises TypeError for an unknown argument."""
+    """Mixin that shows inherited constructor arguments in a class's signature; unknown ones raise TypeError."""
 
     composed: ClassVar[Collection[str]] = ()
     """Arguments that a strategy passes to its base class and that a user can't pass (``method``)."""
@@ -117,7 +117,7 @@ _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "t
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
-    """Return ``evaluator``; call it if it is a factory; for None, return one without logs. Raise an error otherwise."""
+    """Return ``evaluator``, or its result if it is a function; for None, return an evaluator that logs nothing."""
     if evaluator is None:
         return EvaluationPlugin(loggers=[] if rank() else [BaseLogger()])  # Avalanche refuses them in other processes
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()

@@ -23,7 +23,7 @@ from avalanche_amnesia.bits import model_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.processes import from_first
-from avalanche_amnesia.seeding import generators, preserved_rng
+from avalanche_amnesia.seeding import comparable_rng_state, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import as_list
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
@@ -38,7 +38,7 @@ _AT_A_TIME = 256  # samples in memory while copies are searched
 
 @dataclass
 class ForgottenPositions:
-    """Salted hashes of the positions of unlearned samples, in tasks that remain.
+    """Salted hashes of the positions of unlearned samples in the data of tasks not unlearned as a whole.
 
     Attributes:
         salt: drawn at the first request; no record contains it.
@@ -53,12 +53,12 @@ class ForgottenPositions:
         return [blake3(f"{self.salt}/{task}/{position}".encode()).hexdigest() for position in positions]
 
     def positions(self, task: int, n: int) -> list[int]:
-        """Return the positions of a task's forgotten samples, given the number ``n`` of all its samples."""
+        """Return the positions of a task's unlearned samples, found by hashing all ``n`` positions in its data."""
         there = self.hashes.get(task, frozenset())
         return [at for at, digest in enumerate(self.hashes_of(task, range(n))) if digest in there] if there else []
 
     def positions_by_task(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
-        """Return task → positions of the task's forgotten samples; ``sizes``: task → number of the task's samples."""
+        """Return the positions of unlearned samples, by task; ``sizes``: number of samples of each task."""
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 
     def without_tasks(self, tasks: Collection[int]) -> Self:
@@ -67,7 +67,7 @@ class ForgottenPositions:
 
 
 class PartRequest:
-    """Checked request for samples or classes of a task; ``labels``: position → label of the task's remaining samples.
+    """Checked request to unlearn samples or classes of a task; ``labels``: labels of its samples now, by position.
 
     Attributes: ``hashes`` of the requested samples; ``closed``: labels without remaining samples; ``forgotten``: hashes
     of all unlearned samples, these included; ``requested``, ``earlier`` and ``learned``: positions of the requested
@@ -92,7 +92,7 @@ class PartRequest:
         self.closed = tuple(sorted(there - {labels[at] for at in labels if at not in self.requested}))
 
     def copies(self, experience: Any) -> list[int]:
-        """Return the positions of remaining samples that equal a requested sample bit for bit."""
+        """Return the positions of samples that stay, but equal a sample to be unlearned bit for bit."""
         rows: list[str] = []
         with preserved_rng():
             for some in torch.arange(len(experience.dataset)).split(_AT_A_TIME):
@@ -103,7 +103,7 @@ class PartRequest:
 
 
 def warn_of_copies(copies: Sequence[int], task: int, event: str) -> None:
-    """Warn that the remaining samples at the positions ``copies``, if any, are equal to requested samples."""
+    """Warn if there are ``copies``, positions of samples that stay but equal a sample to be unlearned."""
     if copies:
         warnings.warn(
             f"{event}: copies of the requested samples remain in task {task}, at {copies[:10]}: request them as well",
@@ -112,7 +112,7 @@ def warn_of_copies(copies: Sequence[int], task: int, event: str) -> None:
 
 
 class LastStream:
-    """Weak reference to the stream of the last training; pickled copies do not contain it."""
+    """Weak reference to the stream of the last training, to find tasks' data; pickled copies do not contain it."""
 
     def __init__(self) -> None:
         self._held: Any = lambda: None
@@ -130,7 +130,7 @@ class LastStream:
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """Return a task's joined experience from ``given`` or the last stream. Raise RequestError if none fits."""
+        """Return a task's experience (parts joined) from ``given`` or the last stream; RequestError if none fits."""
         last = self._held()
         found = getattr(last, "origin_stream", None) or [last]
         if given is not None:
@@ -151,14 +151,14 @@ class LastStream:
 
 
 class TrialDone(Exception):
-    """Exception that undoes a trial retraining with all samples. It has tensor hashes, and the weights' ``place``."""
+    """Exception that ends and undoes a trial retraining with all samples; it carries the resulting tensor hashes."""
 
     def __init__(self, hashes: Mapping[str, str], place: str) -> None:
         super().__init__()
         self.hashes, self.place = hashes, place
 
     def check(self, task: int, before: Mapping[str, str], place: str, event: str) -> None:
-        """Raise RequestError if the trial used the same weights (``place``) and its hashes differ from ``before``."""
+        """Raise RequestError if the trial, on the same weights (``place``), gave hashes that differ from ``before``."""
         other = [name for name in {**before, **self.hashes} if before.get(name) != self.hashes.get(name)]
         if other and self.place == place:
             raise RequestError(
@@ -177,7 +177,7 @@ def make_retraining(
     *,
     reproduce: bool = True,
 ) -> tuple[TrainAgain | None, TrainAgain | None]:
-    """Check a request for samples or classes of a task, put it into the plan, and return two retraining functions.
+    """Check a request to unlearn samples or classes, enter it into the plan, and return two retraining functions.
 
     The first retrains the task without the samples, inside the unlearning. The second retrains it with them and raises
     :class:`TrialDone`, which undoes its changes. Both use ``data`` or the stream's; they are None for whole tasks.
@@ -239,7 +239,7 @@ def make_retraining(
 
 
 def _subtraction(plugin: Any, context: UnlearningContext, task: int, left: PartRequest, experience: Any) -> TrainAgain:
-    """Return a function that subtracts samples from an AnalyticModel's sums; without ``experience``, stored samples."""
+    """Return a function that unlearns samples: it subtracts their features and labels from an AnalyticModel's sums."""
     strategy, event, model = context.strategy, context.event, context.strategy.model
     sums, logs = model.task_state(), context.trajectory.logs
 
@@ -250,17 +250,17 @@ def _subtraction(plugin: Any, context: UnlearningContext, task: int, left: PartR
         )
 
     def read(indices: Tensor) -> Tensor:
-        """Return the rows (features and label) of the learned samples at the positions ``indices``."""
+        """Return the features and label of each learned sample at the positions ``indices``."""
         if experience is None:
             return model.heads[task].kept[indices]
         with preserved_rng():
-            before = generators()
+            before = comparable_rng_state()
             try:
                 x, y = task_data(experience, torch.tensor(left.learned)[indices], training=True)
                 rows = model.rows(model.features(x.to(strategy.device)), y.to(strategy.device))
             except Exception as error:  # raised by the user's data, or by a network that can't run on them
                 raise refusal(f"the samples can't be read ({type(error).__name__}: {error})") from error
-            if generators() != before:
+            if comparable_rng_state() != before:
                 raise refusal(f"the data of task {task} draw random numbers")
         return rows
 
@@ -287,7 +287,7 @@ def _subtraction(plugin: Any, context: UnlearningContext, task: int, left: PartR
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:
-    """Retrain one task with Avalanche's own loop, without metrics and loggers.
+    """Retrain one task inside an unlearning, with Avalanche's own loop, without metrics and loggers.
 
     It may run between the end of one experience's training and the start of the next.
     """

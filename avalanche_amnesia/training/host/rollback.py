@@ -1,4 +1,4 @@
-"""Snapshot of a strategy in memory, to be restored after an interruption or an error.
+"""Snapshot (copy of a strategy's state in memory), to be restored after an interruption or an error.
 
 A task ends in several steps: its mask is stored, its update is recorded, heads are fitted, the task is entered into the
 ledger. An interruption must leave the state before the task or the state after it. So a snapshot is taken before the
@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def _containers_of(module: nn.Module) -> Iterator[Any]:
-    """Yield a module's ``vars`` and torch's dicts. In classes of Avalanche or this package, yield all containers."""
+    """Yield a module's containers for a snapshot; of a user's class only its ``vars`` and torch's own dicts."""
     yield vars(module)
     known = is_known_class(type(module))
     for name, value in vars(module).items():
@@ -104,32 +104,32 @@ def _restore_container(part: Any, entries: list[Any]) -> None:
 
 
 def begin_task_end(strategy: Strategy) -> None:
-    """Take a snapshot of the strategy before the first plugin finishes the task. Later calls do nothing."""
+    """Before a task's final steps: take a snapshot (copy) of the strategy, to undo failures; later calls do nothing."""
     if not is_finishing(strategy):
         strategy.rollback_point = Snapshot(strategy, complete=False)
 
 
 def is_finishing(strategy: Strategy) -> bool:
-    """Return True between a task's last training step and the task's entry in the ledger (record of all tasks)."""
+    """Return True while a task's final steps run: after its last training step, until it is in the list of tasks."""
     return getattr(strategy, "rollback_point", None) is not None
 
 
 def finish_task(plugin: Any, strategy: Strategy) -> None:
-    """Drop the snapshot if ``plugin`` is the last to finish a task. Only an unlearning can remove the task then."""
+    """Drop the snapshot if ``plugin`` is the last to finish a task: after that only an unlearning removes the task."""
     # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
     if plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins):
         strategy.rollback_point = None
 
 
 def restore_snapshot(strategy: Strategy) -> None:
-    """Restore the snapshot from after a task's last training step, if there is one, and drop the snapshot."""
+    """Undo a task's interrupted final steps: restore the snapshot from before them, if there is one, and drop it."""
     if is_finishing(strategy):
         strategy.rollback_point.restore()
         strategy.rollback_point = None
 
 
 def abort_training(strategy: Strategy) -> None:
-    """Undo an interrupted task: restore its snapshot, call each plugin's ``undo_training``; safe to call again."""
+    """Undo an interrupted training: restore the snapshot, call each plugin's ``undo_training``; safe to call again."""
     restore_snapshot(strategy)
     for plugin in strategy.plugins:
         if hasattr(plugin, "undo_training"):

@@ -28,7 +28,7 @@ from avalanche_amnesia.unlearning.purging.purgers import OF_EVERY_STRATEGY
 
 
 def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
-    """Save a strategy between tasks: model, masks, heads, trajectory, ledger, plugins and optimizer.
+    """Save a strategy between tasks: model, masks, heads, recorded updates, ledger (list of tasks), plugins, optimizer.
 
     The files are safetensors and JSON, so loading runs no code. The state is written completely or not at all. Saving
     into the same directory again replaces the old state and deletes its files. In a process group, the first process
@@ -48,7 +48,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
-    """Return (JSON values, tensors by file) of a strategy's state between tasks. The tensors are not copied."""
+    """Return a strategy's state between tasks as JSON values and tensors by file. The tensors are not copied."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     return encode(
@@ -67,7 +67,7 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
 
 
 def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
-    """Load a state that :func:`save_state` saved into a strategy.
+    """Load into a strategy a state that :func:`save_state` saved.
 
     Args:
         strategy: built with the same model, optimizer, plugins and settings. All it has learned is lost. Functions,
@@ -122,7 +122,7 @@ def load_state_from(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], p
 
 
 def _loading_steps(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the name of each part of a strategy and a function that loads its state."""
+    """Yield, for each part of a strategy, its name and a function that loads its saved state."""
     yield "its model", partial(states.load_model_state, strategy.model, state["model"])
     yield "its optimizer", partial(_load_optimizer, strategy, state["optimizer"])
     yield "the strategy", partial(states.load_state_of, strategy, state["host"], strategy, _unsaved_names(strategy))
@@ -198,7 +198,7 @@ def _flatten(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _saved_plugins(strategy: Strategy) -> list[Any]:
-    """Return the plugins to save: all but the evaluator, whose metrics are saved separately, and UnfinishedLoad."""
+    """Return the plugins to save: all but UnfinishedLoad and the evaluator, whose metrics are saved separately."""
     return [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, UnfinishedLoad))]
 
 

@@ -24,7 +24,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return [a model's shared tensors, one part per task, …]. A finished task's part is the same in later states."""
+    """Split a model's tensors into a list: a dict of shared ones, then a dict per task, each saved in its own file."""
     stores = {name for name, module in model.named_children() if isinstance(module, TaskStore)}
     of_tasks: dict[str, dict[str, Tensor]] = {"": {}}
     for name, tensor in tensors.items():
@@ -85,7 +85,7 @@ def _number_attributes(model: nn.Module) -> Iterator[tuple[str, bool | int | flo
 
 
 def _classes(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield path and class of the model and of each backbone module; tasks' own modules are left out."""
+    """Yield path and class name of the model and of each backbone module; tasks' own modules are left out."""
     for path, module in model.named_modules():
         if path.split(".")[0] in ("", "backbone"):
             yield path, f"{type(module).__module__}.{type(module).__qualname__}"
@@ -126,7 +126,7 @@ def is_saved(obj: Any) -> bool:
 
 
 def state_of(obj: Any, left_out: frozenset[str] = frozenset()) -> Any:
-    """Return the state of a plugin, strategy or criterion: its ``state()``, or else its attributes."""
+    """Return the values to save of a plugin, strategy or criterion: its ``state()``, or else its attributes."""
     name, conversions = type(obj).__name__, _conversions(obj)
     if hasattr(type(obj), "load_state"):
         state, path = obj.state(), f"{name}.state()"
@@ -185,7 +185,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _conversions(obj: Any) -> dict[str, Conversion | None]:
-    """Return attribute name → conversion, as registered for an object's class and its bases."""
+    """Return the conversions registered for attributes of an object's class and its bases, by attribute name."""
     found: dict[str, Conversion | None] = {}
     for kind in reversed(type(obj).__mro__):
         found |= _CONVERSIONS.get(kind, {})

@@ -1,4 +1,4 @@
-"""Register how attributes of Avalanche's plugins and strategies, and of two plugins of ours, are saved and loaded."""
+"""Register how attributes of Avalanche's plugins and strategies, and of two plugins of this package, are saved."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def _dump_data(data: AvalancheDataset) -> dict[str, Any]:
 
 
 def _load_data(values: dict[str, Any]) -> AvalancheDataset:
-    """Return a data set with the samples in ``values``, which :func:`_dump_data` returned, in the same order."""
+    """Build a data set from ``values``, a result of :func:`_dump_data`, with the samples in the same order."""
     if values["x"] is None:
         return AvalancheDataset([])
     samples = TensorTask(values["x"], torch.arange(len(values["y"])), values["y"])
@@ -113,7 +113,7 @@ def _load_lwf(state: Any, method: Any, strategy: Strategy) -> Any:
 
 
 def _dump_policy(policy: Any) -> dict[str, Any]:
-    """Return the samples, numbers and sets of a storage policy and of the policies inside it."""
+    """Return a replay memory's storage policy as values to save: samples, numbers and sets, of nested policies too."""
     state = {name: value for name, value in vars(policy).items() if type(value) in (bool, int, str, set, Tensor)}
     if hasattr(policy, "buffer_groups"):
         return {**state, "groups": {key: _dump_policy(group) for key, group in policy.buffer_groups.items()}}

@@ -1,4 +1,4 @@
-"""Unlearning requests of a stream: find the requests that are due, and check requests in advance."""
+"""Requests to unlearn that come with a stream: find the ones that are due, and check them in advance."""
 
 from collections.abc import Collection, Sequence
 from copy import copy
@@ -13,7 +13,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class StreamRequests:
-    """Unlearning requests of a stream: requests already carried out, and requests that wait after a finished task."""
+    """A stream's requests to unlearn: those already carried out, and those still waiting after a finished task."""
 
     def __init__(self) -> None:
         self.known: set[int] = set()  # tasks of the streams
@@ -21,7 +21,7 @@ class StreamRequests:
         self.waiting: list[tuple[int, Any]] = []  # requests after a finished task, in order, each with that task
 
     def state(self) -> dict[str, Any]:
-        """Return the known tasks, and the completed and waiting requests, as a state to save."""
+        """Return the tasks of the streams so far, and the completed and waiting requests, as a state to save."""
         fired, overdue = sorted(self._fired, key=repr), self.waiting
         written = [[(task, dict(vars(request))) for task, request in of] for of in (fired, overdue)]
         return {"known": self.known, "fired": written[0], "overdue": written[1]}
@@ -35,7 +35,7 @@ class StreamRequests:
         self.known, self._fired, self.waiting = known, set(read[0]), read[1]
 
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
-        """Check a task's requests on a copy of the ledger, so that an impossible request fails before the training."""
+        """Check a task's requests to unlearn on a copy of the ledger, so that invalid ones fail before the training."""
         self.known |= {single_task(other) for other in stream_of(experience) or [experience]}
         coming = [
             *self.still_due(experience, "before", ledger.unlearned),
@@ -46,7 +46,7 @@ class StreamRequests:
         rehearse(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
-        """Return the requests of :func:`due`, except requests that an interrupted training has already carried out."""
+        """Return the requests of :func:`due` that an interrupted training has not already carried out."""
         task, done = single_task(experience), set(unlearned)
         return [
             request
@@ -64,7 +64,7 @@ class StreamRequests:
         self.waiting = [*self.waiting, *((task, request) for request in then)]
 
     def overdue_requests(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
-        """Return (finished task, request) for each unanswered request that was due after a task, the earliest first."""
+        """Return the waiting requests, earliest first, each with the finished task after which it was due."""
         done = set(unlearned)
         self.waiting = [(task, request) for task, request in self.waiting if not done.issuperset(request.tasks)]
         return self.waiting
@@ -75,7 +75,7 @@ class StreamRequests:
 
 
 def due(experience: Any, when: str) -> list[Any]:
-    """Return the experience's requests, in its order, for the moment ``when``: ``before``, ``iteration``, ``after``."""
+    """Return an experience's requests to unlearn at the moment ``when``: ``before``, ``iteration`` or ``after``."""
     return [request for request in getattr(experience, "requests", ()) if request.when == when]
 
 

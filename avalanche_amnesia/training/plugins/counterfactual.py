@@ -73,7 +73,7 @@ class _WithoutTasks:
 
 
 def _writers(logs: Mapping[int, UndoLog], current: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | None:
-    """Return tensor name → 1 + index of each entry's writer (0: none), values without any; None if an entry has two."""
+    """Find which task changed each entry of each tensor, and its value before; return None if two tasks changed one."""
     found = {}
     for name, value in current.items():
         writer_of, old = torch.zeros(value.numel(), dtype=torch.int16), value.cpu().clone()
@@ -155,7 +155,7 @@ class CounterfactualPlugin(Plugin):
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Fit the replacement heads of a task that has just been trained."""
+        """Fit replacement heads for a task that has just been trained, to swap in if earlier tasks are unlearned."""
         possible = frozenset(unlearnable)
         self.sources = {task: sources & possible for task, sources in self.sources.items()}
         self.heads = {
@@ -208,7 +208,7 @@ class CounterfactualPlugin(Plugin):
     def _fit_head(
         self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, removed: frozenset[int]
     ) -> FittedHead:
-        """Return a head for the task of ``features_now``, fitted to the model without the tasks in ``removed``."""
+        """Return a head for the task of ``features_now``, fitted to features without the tasks in ``removed``."""
         task = features_now.task
         passes = [(head_fit.ALL, removed)]
         if removed == SEVERAL:
@@ -233,7 +233,7 @@ class CounterfactualPlugin(Plugin):
     def compensate(
         self, model: TaskMaskedModel, tasks: Sequence[int], removal: Removal, change: Transaction
     ) -> list[str]:
-        """Swap in heads fitted without the unlearned ``tasks``. Drop stored heads that these tasks influenced."""
+        """Swap in the heads fitted without the unlearned ``tasks``; drop stored heads that these tasks influenced."""
         change.keep(self, "heads", "sources")
         lost = frozenset(tasks)
         swapped, with_norms = [], False
@@ -261,7 +261,7 @@ class CounterfactualPlugin(Plugin):
 
 
 def _removal_sets(sources: Collection[int]) -> list[frozenset[int]]:
-    """Return all non-empty subsets of the tasks. Of many tasks, return each one, and ``SEVERAL`` for the rest."""
+    """Return the sets of tasks that get a head: all subsets; of many tasks, each one and ``SEVERAL`` for the rest."""
     few = len(sources) <= MOST_SEPARATE
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]

@@ -73,7 +73,7 @@ class DisjointPlugin(TaskEndPlugin):
             raise TaskError(f"{repeat_error(strategy.experience)}; tasks with a share: {list(model.tasks)}")
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Choose the task's share of the weights. By now, due requests and undone trainings have freed shares."""
+        """Choose the task's share of the weights, after due unlearnings and undone trainings have freed shares."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self._share = self.isolation.share(strategy, model, task, self.seed)  # raises if no share is free
 
@@ -91,7 +91,7 @@ class DisjointPlugin(TaskEndPlugin):
         )
 
     def moving_entries(self) -> dict[int, Tensor]:
-        """Return parameter id → mask of the entries that the task trains. Processes exchange only these."""
+        """Return the mask of entries that the task trains, by parameter ``id()``; processes exchange only these."""
         fixed = self._fixed
         return {} if fixed is None else {id(p): own for p, own in zip(fixed.parameters, fixed.own, strict=True)}
 

@@ -51,7 +51,7 @@ class EpochLosses:
         self._batches += 1
 
     def end_epoch(self) -> bool:
-        """Begin a new epoch; return True if the last epoch's mean loss exceeds 0.9 times the first batch's loss."""
+        """End an epoch; return True if the loss has hardly fallen: its mean exceeds 0.9 times the task's first loss."""
         if self._first is None or not self._batches:
             return False
         mean, first = float(self._sum) / self._batches, float(self._first)
@@ -131,7 +131,7 @@ class HATPlugin(TaskMaskPlugin):
             raise ValueError(f"locked={list(self.rule.locked)}: the stream has no tasks {unknown}, but {sorted(known)}")
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: create the embedding, its optimizer, the regulariser and the update adjuster."""
+        """Before a task's first step: create embedding, its optimizer, regulariser and protection of earlier tasks."""
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         stream = getattr(strategy.experience, "origin_stream", None)
@@ -156,7 +156,7 @@ class HATPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Create regulariser and adjuster from other tasks' masks. Called again if one of these tasks is unlearned."""
+        """Create the regulariser and the protection of earlier tasks from their masks; again if one is unlearned."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation
@@ -246,7 +246,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the step: add ``λ·R`` to the loss, compute the embedding's gradient, protect other tasks' entries."""
+        """Before the step: add the sparsity penalty to the loss, compute the mask's gradient, protect earlier tasks."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
         if now.regulariser.weight:

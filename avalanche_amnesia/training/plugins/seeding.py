@@ -40,7 +40,7 @@ class SeedingPlugin(Plugin):
         self._steps: StepSync | None = None
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the training: store the state of the caller's random streams."""
+        """Before the training: store the state of the global random generators, to restore it afterwards."""
         self.leave_step()
         self._outside, self._evaluations = rng_state(), []
 
@@ -89,7 +89,7 @@ class SeedingPlugin(Plugin):
             strategy.dataloader = strategy.dataloader.whole
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the training: check that all processes agree, and restore the state of the caller's random streams."""
+        """After the training: check that all processes agree, and restore the global random generators."""
         if self._steps is not None:
             self._steps.finish(strategy)
             self._steps = None
@@ -98,7 +98,7 @@ class SeedingPlugin(Plugin):
             self._outside = None
 
     def before_eval(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an evaluation: store the state of the random streams on a stack, because evaluations may nest."""
+        """Before an evaluation: store the state of the random generators on a stack, because evaluations may nest."""
         self.leave_step()
         self._evaluations.append(rng_state())
 
@@ -113,6 +113,6 @@ class SeedingPlugin(Plugin):
             read_all_samples(strategy.dataloader, *others)
 
     def after_eval(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After an evaluation: restore the state that the random streams had before it."""
+        """After an evaluation: restore the state that the random generators had before it."""
         if self._evaluations:
             set_rng_state(self._evaluations.pop())

@@ -27,7 +27,7 @@ class DivergedError(RuntimeError):
 
 
 class TaskEndPlugin(Plugin):
-    """Base plugin for a task's end: fits the head, emits warnings, removes the task's parameters from the optimizer."""
+    """Base plugin that finishes a task: fits its head, emits warnings, removes its parameters from the optimizer."""
 
     finishing_step = 1
     model_class: ClassVar[type[MultiHeadModel]]
@@ -57,14 +57,14 @@ class TaskEndPlugin(Plugin):
         return strategy.model
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: call :meth:`keep_mask`. The training can be undone until :func:`finish_task`."""
+        """After a task's training: check the task and store its mask (:meth:`keep_mask`); failures can be undone."""
         begin_task_end(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
         finish_task(self, strategy)
 
     def keep_mask(self, strategy: Strategy) -> None:
-        """Check the finished task, store its mask or share of weights in the model, then call :meth:`settle_head`."""
+        """Check the finished task, store its mask or share of weights in the model, and call :meth:`settle_head`."""
         raise NotImplementedError
 
     def _end_task(self, strategy: Strategy) -> None:
@@ -83,7 +83,7 @@ class TaskEndPlugin(Plugin):
             warnings.warn(text, task_faults.MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
-        """Store a warning, once per subject, until the training ends: turned into an error, it would lose the task."""
+        """Store a warning, once per subject, until the training ends: as an error during it, it would lose the task."""
         if text is not None and about not in self.noticed:
             self.noticed.add(about)
             self.notices.append(text)
@@ -150,7 +150,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
-        """Return the snapshot of model and optimizer from before the current task; None between tasks."""
+        """Return the copy of model and optimizer from before the current task, to undo it; None between tasks."""
         return None if self.training is None else self.training.snapshot
 
     @property
@@ -161,7 +161,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         return self.training
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: undo an interrupted training, then check that the task has no mask."""
+        """Before a task's training: undo an interrupted training; raise TaskError if the task was trained already."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.warn()
         self.undo_training(strategy)
@@ -184,7 +184,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         self._end_task(strategy)
 
     def take_snapshot(self, strategy: Strategy) -> None:
-        """Take the snapshot before the task, and freeze heads and norm layers of earlier tasks that have no mask."""
+        """Copy model and optimizer, to undo the task later; freeze heads and norm layers of tasks without a mask."""
         now: TaskInTraining = self.in_training
         model = self.model_of(strategy)
         now.snapshot = TaskSnapshot(strategy, now.task)
@@ -204,14 +204,14 @@ class TaskMaskPlugin(TaskEndPlugin):
                 parameter.copy_(before[name])
 
     def restore_protected_entries(self, model: TaskMaskedModel) -> None:
-        """Restore protected entries that the optimizer has just changed."""
+        """Undo the optimizer's last changes of entries that the rule protects for earlier tasks."""
         now: TaskInTraining = self.in_training
         now.adjuster.after_step()
         if now.guards_others:  # the optimizer changes parameters without a gradient too
             self._restore_other_tasks(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """Return the parameter entries that tasks in ``rule.locked`` use; if it is None, all remaining tasks."""
+        """Return the entries to protect: in use by tasks in ``rule.locked`` (None: by all tasks with a mask)."""
         return TaskUse(model, self.rule.locked)
 
     def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Strategy | None = None) -> Adjuster:
@@ -234,7 +234,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         )
 
     def begin_step(self, strategy: Strategy, sparsity: LayerSparsity = ()) -> None:
-        """After the backward pass: copy values for :meth:`restore_protected_entries`, or scale gradients.
+        """After the backward pass: scale gradients, or copy weights for :meth:`restore_protected_entries`.
 
         Args:
             strategy: at its ``before_update``.

@@ -63,7 +63,7 @@ class TrajectoryPlugin(Plugin):
         self._state_before: dict[str, str] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return the trajectory and the names of shared tensors, as a state to save."""
+        """Return the trajectory (recorded updates) and the names of shared tensors, as a state to save."""
         return {"trajectory": self.trajectory.state(), "shared_state": self.shared_state}
 
     def load_state(self, state: Any) -> None:
@@ -74,7 +74,7 @@ class TrajectoryPlugin(Plugin):
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
-        """Return the snapshot of model and optimizer from before the current task; None between tasks."""
+        """Return the copy of model and optimizer from before the current task, to undo it; None between tasks."""
         return None if self.training is None else self.training.snapshot
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -117,7 +117,7 @@ class TrajectoryPlugin(Plugin):
         self.training, self._new, self._earlier = None, None, None
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: take a snapshot of the model, or use the snapshot of a masking plugin."""
+        """Before a task's first step: copy the model, to undo the training later, or share a masking plugin's copy."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
             self.training = TaskInTraining(single_task(strategy.experience))
@@ -131,21 +131,21 @@ class TrajectoryPlugin(Plugin):
         return own_attributes(strategy) if purger_of(strategy) is not None else {}
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an epoch: drop the snapshot from the end of the last epoch, because a request may change the model."""
+        """Before an epoch: drop the snapshot from the last epoch's end, because an unlearning may change the model."""
         if purger_of(strategy) is not None:
             strategy.rollback_point = None
 
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After an epoch: take a snapshot of a strategy that updates a replay memory before it calls plugins (DER)."""
+        """After an epoch: take a snapshot of a strategy that fills its replay memory before it calls plugins (DER)."""
         if purger_of(strategy) is not None:
             begin_task_end(strategy)
 
     def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        """Do nothing; a subclass may restore entries of ``parameters`` to ``before``. The task then owns fewer ones."""
+        """Do nothing; a subclass may set entries of ``parameters`` back to ``before``, to make the update smaller."""
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: record its change of shared parameters, and round them to the trajectory's dtype."""
+        """After a task's training: record its change of shared parameters, and round it to the trajectory's dtype."""
         begin_task_end(strategy)
         if self.training is None:
             raise RuntimeError("no task is in training")
@@ -182,7 +182,7 @@ def _shared_statistics(model: nn.Module) -> list[str]:
 
 
 def _shared_state(model: nn.Module) -> dict[str, str]:
-    """Return name → hash of every buffer and attribute of a model that all tasks share."""
+    """Return the hash of every buffer and module attribute that all tasks share, by name."""
     if isinstance(model, MultiHeadModel) and model.state_per_task:
         return {}  # each task has copies of all state that changes, or it is refused
     own = model.buffer_names(model.tasks) if isinstance(model, MultiHeadModel) else ()

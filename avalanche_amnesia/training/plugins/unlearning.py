@@ -1,4 +1,4 @@
-"""Plugin that carries out unlearning requests, for any Avalanche strategy with a recorded trajectory."""
+"""Plugin that carries out requests to unlearn, for any Avalanche strategy whose updates are recorded."""
 
 import json
 import time
@@ -44,7 +44,7 @@ _NO_PURGER = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlug
 
 
 class UnlearningPlugin(Plugin):
-    """Plugin that keeps the ledger (record of all tasks), answers the stream's unlearning requests, and unlearns tasks.
+    """Plugin that keeps the ledger (list of all tasks), answers the stream's requests to unlearn, and unlearns tasks.
 
     Needs a :class:`TrajectoryPlugin`. Requests come from the experiences of
     :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. In a training the plugin runs
@@ -110,7 +110,7 @@ class UnlearningPlugin(Plugin):
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return this plugin's state to save: ledger, records, claims, fingerprints of data, and open requests."""
+        """Return this plugin's state to save: ledger (list of tasks), records, claims, data hashes, open requests."""
         return {
             "ledger": self.ledger.state_dict(),
             "records": [OwnFile(json.loads(record.to_json())) for record in self.records],
@@ -137,14 +137,14 @@ class UnlearningPlugin(Plugin):
     def plan(
         self, strategy: Strategy, tasks: Iterable[int] | UnlearningRequest = (), *, data: Any = None, **parts: Any
     ) -> UnlearningPlan:
-        """Return the plan of an unlearning now; see :meth:`TaskStrategy.plan_unlearning`."""
+        """Return the plan of an unlearning, a list of changes; see :meth:`TaskStrategy.plan_unlearning`."""
         request = _request(tasks, **parts)
         context = self.prepared(strategy, _tasks_of(request))
         make_retraining(self, strategy, request, context, data)
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
-        """Return the context (plan, purgers, compensations) of an unlearning of ``tasks`` now; change nothing.
+        """Return the context of an unlearning of ``tasks``: its plan, and the objects to carry it out; change nothing.
 
         Raises:
             RequestError: if the tasks can't be requested now.
@@ -174,7 +174,7 @@ class UnlearningPlugin(Plugin):
     def prove(
         self, strategy: Strategy, references: Any, *, tasks: Iterable[int] = (), quiet: bool = False
     ) -> UnlearningRecord:
-        """Prove the last record by retraining the remaining tasks; see :meth:`TaskStrategy.prove`.
+        """Prove the last unlearning's record by retraining without the unlearned data; see :meth:`TaskStrategy.prove`.
 
         Args:
             strategy: the one that this plugin belongs to.
@@ -203,7 +203,7 @@ class UnlearningPlugin(Plugin):
         return record
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent, so that no later request can unlearn them.
+        """Declare trained tasks permanent, so that no later request can unlearn them.
 
         Raises:
             RequestError: if one of them does not remain.
@@ -227,7 +227,7 @@ class UnlearningPlugin(Plugin):
         abort_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Restore the snapshot of an aborted task, if there is one, and drop the task's state."""
+        """Undo an aborted training: restore the snapshot from before its final steps, if any, and drop its state."""
         restore_snapshot(strategy)
         self.current = None
         self.claims.restore_log(self._before, strategy.model, first=self.ledger.n_trained == 0)
@@ -242,7 +242,7 @@ class UnlearningPlugin(Plugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the training: move this plugin after learning plugins, undo an aborted task, run overdue requests."""
+        """Before the training: place this plugin after learning plugins, undo an aborted task, run overdue requests."""
         # This plugin runs after learning plugins and metrics, before the last two. Waiting requests run now, before any
         # plugin checks whether the task is new.
         refuse_second(strategy, UnlearningPlugin)
@@ -258,7 +258,7 @@ class UnlearningPlugin(Plugin):
         self._carry_out_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: check the task and its requests, and carry out the requests due before the task."""
+        """Before a task's training: check the task and its requests to unlearn; carry out those due before the task."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory_plugin(strategy)
         self._choose_deletion(strategy.model)
@@ -290,7 +290,7 @@ class UnlearningPlugin(Plugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: check iterations of requests, record tasks that influence it, prepare purgers."""
+        """Before a task's first step: check requests due during it, record tasks it may learn from, prepare plugins."""
         self.current_task = single_task(strategy.experience)
         self._before = self.claims.begin_training(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
@@ -303,7 +303,7 @@ class UnlearningPlugin(Plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an iteration: carry out requests for it, and remove samples of unlearned tasks from the mini-batch."""
+        """Before an iteration: carry out requests to unlearn due now; drop unlearned samples from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
             task, adds = single_task(strategy.experience), getattr(strategy.model, "additive", False)
             self.claims.first_step(strategy, task, kwargs, self._before.get(task) if adds else None)
@@ -320,7 +320,7 @@ class UnlearningPlugin(Plugin):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: enter the task into the ledger, and carry out the requests due after it."""
+        """After a task's training: enter the task into the ledger; carry out requests to unlearn due after it."""
         task = single_task(strategy.experience)
         reads: Iterable[int] = ()
         if isinstance(strategy.model, MultiHeadModel):
@@ -347,7 +347,7 @@ class UnlearningPlugin(Plugin):
             self._carry_out_overdue(strategy)
 
     def _carry_out_overdue(self, strategy: Strategy) -> None:
-        """Carry out all requests that are due after finished tasks, also requests delayed by an interruption."""
+        """Carry out all requests to unlearn due after finished tasks, also requests delayed by an interruption."""
         for task, request in self._requests.overdue_requests(self.ledger.unlearned):
             try:
                 self._unlearn(strategy, request, request.event(task), self.keep_probes)
@@ -427,7 +427,7 @@ class UnlearningPlugin(Plugin):
             self.current = None
 
     def forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
-        """Delete the evaluator's results of ``tasks``; clear optimizer and plugin states in the current snapshot."""
+        """Delete traces of unlearned ``tasks``: the evaluator's results, and states in the current task's snapshot."""
         # Avalanche repeats the last value of every metric for ever, as if the model still knew a forgotten task.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
@@ -440,7 +440,7 @@ class UnlearningPlugin(Plugin):
     def _make_context(
         self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
-        """Check a request and return the context of its unlearning, with the plan; remove nothing yet."""
+        """Check a request to unlearn and return the unlearning's context, with the plan; remove nothing yet."""
         recorder = self._trajectory_plugin(strategy)
         self._choose_deletion(strategy.model)
         ledger, snapshot = self.ledger, self._snapshot(strategy)
@@ -471,7 +471,7 @@ class UnlearningPlugin(Plugin):
         return context
 
     def _split_by_purger(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
-        """Return two lists: (object, purger), and (object, attribute with learned state) for objects without purger."""
+        """Return objects with their purgers (which remove tasks from them), and learned attributes of those without."""
         others = [
             plugin
             for plugin in strategy.plugins
@@ -488,7 +488,7 @@ class UnlearningPlugin(Plugin):
         return [(obj, purge) for obj, purge in found if purge is not None], kept
 
     def _choose_deletion(self, model: Any) -> None:
-        """Set ``model.keeps_shared_entries``: True if no unlearning may change entries that remaining tasks use."""
+        """Set ``model.keeps_shared_entries``: True if unlearning must not change entries that another task uses."""
         if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
             raise TypeError(
                 f"deletion='exclusive' needs a model with masks, got {type(model).__name__}, whose tasks share all"
@@ -497,7 +497,7 @@ class UnlearningPlugin(Plugin):
             model.keeps_shared_entries = self.deletion == "exclusive"
 
     def _snapshot(self, strategy: Strategy) -> TaskSnapshot | None:
-        """Return the snapshot of model and optimizer from before the current task; None between tasks."""
+        """Return the copy of model and optimizer from before the current task, to undo it; None between tasks."""
         return self._trajectory_plugin(strategy).snapshot
 
     def _trajectory_plugin(self, strategy: Strategy) -> TrajectoryPlugin:
@@ -520,7 +520,7 @@ def _request(
     samples: Iterable[int] = (),
     classes: Iterable[int] = (),
 ) -> Iterable[int] | UnlearningRequest:
-    """Return the arguments of ``unlearn`` as one request: ``tasks``, or UnlearningRequest for samples or classes."""
+    """Return the arguments of ``unlearn`` as one request: the tasks, or UnlearningRequest for samples or classes."""
     samples = checks.integers("samples", samples, "positions in the data of the task")
     classes = checks.integers("classes", classes, "labels in the data of the task")
     if task is None and not samples and not classes:

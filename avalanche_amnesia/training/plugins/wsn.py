@@ -93,7 +93,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: take a snapshot, create the task's scores, and create the adjuster."""
+        """Before a task's first step: copy the model, create the task's scores and the protection of earlier tasks."""
         now: SubnetTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.take_snapshot(strategy)
@@ -101,7 +101,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Create adjuster and score optimizer; called again if another task is unlearned during this training."""
+        """Create the scores' optimizer and the protection of earlier tasks; again if one is unlearned meanwhile."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
@@ -110,7 +110,7 @@ class SubnetPlugin(TaskMaskPlugin):
         now.step_scores = BareStep(torch.optim.Adam([now.scores], lr=self.masks.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
-        """Return the initial scores, ``(n_weights,)``: the scores of the last remaining task, or random numbers."""
+        """Return the initial scores, ``(n_weights,)``: those of the last task not unlearned, or random numbers."""
         last = model.last_scores() if self.masks.scores == "keep" else None
         if last is not None:
             return last
@@ -152,7 +152,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """After an unlearning in this training: restart scores inherited from a task, and create a new adjuster."""
+        """If a task was unlearned in this training: reset scores that may stem from it; stop protecting its weights."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
@@ -173,7 +173,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the optimizer's step: pass the gradients to weights and scores, and prepare the adjuster."""
+        """Before the optimizer's step: pass the gradients to weights and scores, and protect earlier tasks' weights."""
         self.model_of(strategy).pass_gradients()
         self.begin_step(strategy)
 
