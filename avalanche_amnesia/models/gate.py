@@ -26,7 +26,7 @@ EVERY = 16
 """Number of training steps between two searches for further units that need not be computed."""
 
 EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
-"""Function: used units, bool ``(n_units,)`` → the weight entries that they use, for weights that are mostly unused."""
+"""Function that maps used units, bool ``(n_units,)``, to the weight entries they use, for mostly unused weights."""
 
 
 class ComputedUnits:
@@ -86,7 +86,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Compute and return ``a = σ(scale · embedding)``, ``(n_units,)``; ``learns``: leaves with gradients."""
+        """Compute and return the mask ``a = σ(scale · embedding)``; ``learns``: its leaf tensors collect gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)
