@@ -171,7 +171,7 @@ class DisjointModel(MultiHeadModel):
         return dealt
 
     def describe(self, slots: int) -> str:
-        """Return a table of the backbone's parameters: for each, the rule and the number of entries that a task owns.
+        """Return a table of the backbone's parameters: how tasks divide, copy or share each, and the entries per task.
 
         Args:
             slots: number of slots, see :class:`~avalanche_amnesia.isolation.Pools`, at least 1.

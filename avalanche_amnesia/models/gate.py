@@ -30,7 +30,7 @@ EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
 
 
 class ComputedUnits:
-    """Selection of the units that a training step computes: all except units with a closed gate.
+    """Selection of the units that a training step computes: all except units whose gate is practically 0.
 
     Every step checks the excluded units, and includes them again before their gates become nonzero. For a mask that no
     longer changes, exactly the closed units are excluded.
@@ -49,7 +49,7 @@ class ComputedUnits:
             self.entries = self._entries_of(~units)
 
     def update_selection(self, exponent: Tensor) -> None:
-        """Update the selection from ``exponent``, the gate's ``scale · embedding``, ``(n_units,)``; only on a CPU."""
+        """Choose the units to compute by ``exponent`` (the gate's ``scale · embedding``, ``(n_units,)``), on a CPU."""
         if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1

@@ -75,7 +75,7 @@ class TaskCopies:
         self._reshaped: set[str] = set()
 
     def make_copies(self, saved: Collection[str] | None = None) -> OwnModules | None:
-        """Return a new task's copies of norms and tensors (if given, only tensors in saved), or None if it has none."""
+        """Return a new task's copies of norms and tensors (only tensors in ``saved``, if given), or None if empty."""
         if not self.norms and not self.sites:
             return None
         copies = {name: deepcopy(norm) for name, norm in self.norms.items()}

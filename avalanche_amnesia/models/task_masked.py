@@ -67,7 +67,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """Return copies of the trained tasks' binary masks, each a mapping of layer (or tensor) name to bool vector."""
+        """Return copies of the trained tasks' binary masks, by task and layer (or tensor) name, as bool vectors."""
         return LazyMapping(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Stores of a model's per-task modules and tensors; objects of finished tasks are not registered in torch.
+"""Stores of a model's per-task modules and tensors; those of finished tasks are hidden from torch, to save time.
 
 If every task's modules stayed registered, each step, change of mode or copy of all parameters would become slower with
 every task. So only modules that may still be trained are registered in torch. Those of finished tasks are in a plain

@@ -24,7 +24,7 @@ def count_of_share(share: float, size: int) -> int:
 
 
 def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
-    """Write 1 into ``out`` at the ``k`` largest magnitudes of ``values``, else 0; of equal ones, the lowest index."""
+    """Write 1 into ``out`` at the ``k`` largest magnitudes of ``values``, 0 elsewhere; lowest index first if equal."""
     if not values.is_cpu or values.dtype != torch.float32:
         mark_by_sort(values.abs(), k, out)
         return

@@ -57,7 +57,7 @@ class Revision:
 
 
 Revisions = Mapping[int, Mapping[str, Revision]]
-"""For each task that is not removed, a mapping of tensor name to the revision of its update of the tensor."""
+"""For each task that is not removed, a mapping of tensor name to the :class:`Revision` of its values."""
 Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
 """A write to a tensor: the writer (a task or repair), its log entry, flat index, values before, values written."""
 

@@ -84,7 +84,7 @@ class SparseValues(_ChosenEntries):
 
     @property
     def values(self) -> Tensor:
-        """Return the values of the chosen entries in order, ``(k,)``."""
+        """Return the stored old values of the entries, in order, ``(k,)``."""
         bytes_below, k = self.low.shape
         planes = np.empty((k, bytes_below + 1), dtype=np.uint8)
         for byte, plane in enumerate(self.low.numpy()):  # one by one: numpy copies triples three times as slowly
@@ -249,7 +249,7 @@ def union_of(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def compress_bytes(data: np.ndarray) -> Tensor:
-    """Compress bytes ``(k,)``, if that is shorter, to 4 bits for the 15 most frequent values, then the other bytes."""
+    """Compress bytes ``(k,)`` to 4 bits for each of the 15 most frequent values; return a copy if not shorter."""
     table = np.argsort(-np.bincount(data, minlength=256), kind="stable")[:16].astype(np.uint8)
     code_of = np.full(256, 15, dtype=np.uint8)
     code_of[table] = np.arange(16)
@@ -282,7 +282,7 @@ def positions(where: Tensor) -> Tensor:
 
 
 def take(tensor: Tensor, index: Tensor) -> Tensor:
-    """Return the values ``(k,)`` of a tensor's entries at flat ``index``: an index, or a bool tensor ``(n,)``."""
+    """Return a tensor's values ``(k,)`` at ``index``: flat positions ``(k,)``, or a bool tensor ``(n,)``."""
     flat = tensor.detach().reshape(-1)
     if flat.device.type != "cpu":
         return flat[index]
@@ -290,7 +290,7 @@ def take(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
-    """Set a tensor's entries at flat ``index``, as in :func:`take`, to ``values`` ``(k,)``, in place."""
+    """Set a tensor's entries at ``index`` (as in :func:`take`) to ``values`` ``(k,)``, in place."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
         dense = tensor.contiguous()

@@ -118,7 +118,7 @@ class Trajectory:
         after: Mapping[str, Tensor],
         parameters: int | None = None,
     ) -> dict[str, Tensor]:
-        """Store the update of a finished task in an undo log; return the tensors' values rounded by ``dtype``.
+        """Store the update of a finished task in an undo log; return the tensors' values that rounding changed.
 
         Args:
             task: label of the task, at least 0. It may be recorded already if no tensor has changed since.
@@ -245,7 +245,7 @@ class Trajectory:
         return result
 
     def apply(self, removal: Removal) -> None:
-        """Replace the logs by the logs of a computed removal."""
+        """Replace the undo logs by those of a computed removal."""
         self.logs = removal.logs
 
     def _refuse_unknown(self, writers: Iterable[int]) -> None:

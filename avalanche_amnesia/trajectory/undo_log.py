@@ -50,7 +50,7 @@ class UndoLog(dict[str, SparseEntries]):
         self.parameters, self.error, self.repair_of = parameters, error, repair_of
 
     def state(self) -> dict[str, Any]:
-        """Return the log for a saved state."""
+        """Return the log as a dict, for a saved state."""
         return {
             "entries": entries_state(self),
             "parameters": self.parameters,

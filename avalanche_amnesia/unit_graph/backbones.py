@@ -272,7 +272,7 @@ class Inputs:
 
 
 def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any = None) -> Inputs:
-    """Return the shapes and types of a backbone's inputs: from ``example``, from the shape ``given``, or by trial."""
+    """Return the shapes and types of a backbone's inputs: from ``example``, the shape ``given``, or trial runs."""
     if example is not None:
         if given is not None:
             raise ValueError(f"give input_shape= or example=, not both; got {given} and an example")
@@ -298,7 +298,7 @@ def first_float(module: nn.Module) -> Tensor:
 
 
 def try_input_shapes(backbone: nn.Module) -> Tensor | None:
-    """Run a backbone on guessed input shapes; return its features for 2 samples (values undefined), or None."""
+    """Run a backbone on guessed input shapes; return features of 2 samples (values undefined), None if none fits."""
     try:
         inputs = inputs_of(backbone, None)
         with preserve_state(backbone), torch.no_grad():
@@ -310,7 +310,7 @@ def try_input_shapes(backbone: nn.Module) -> Tensor | None:
 
 
 def _try_shape(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Run a backbone on two samples of a shape, without values (device ``meta``) or, if forward needs any, on 0."""
+    """Run a backbone on two samples of a shape: without values (device ``meta``) or, if it needs any, on zeros."""
     inputs = Inputs((shape,), (dtype,))
 
     def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:

@@ -85,7 +85,7 @@ class _Root(nn.Module):
 
 
 class _RefuseOutsideTensors(TorchFunctionMode):
-    """Torch mode that raises ModelError if forward uses a trainable tensor outside the backbone (export freezes it)."""
+    """Torch mode that raises ModelError if forward uses a trainable tensor that is no parameter of the backbone."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -390,7 +390,7 @@ def _detach(graph: fx.Graph, result: Any) -> Any:
 
 
 def remove_in_place(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
-    """Replace in-place operations by functional ones if no other node reads the old value; return True if all are."""
+    """Replace in-place operations by pure ones if no other node reads the old value; return True if none is left."""
     left = False
     for node in list(graph.nodes):
         if not _is_in_place(node):

@@ -140,7 +140,7 @@ class UnitGraph:
         return LazyMapping(self.factors, cover)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Return a dict of weight name to the rows and columns used by the mask ``units``, ``(n_units,)``, if few."""
+        """Return the rows and columns of each weight that the mask ``units``, ``(n_units,)``, uses, if they are few."""
         of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
@@ -156,7 +156,7 @@ class UnitGraph:
         return found
 
     def sources(self, layer: str) -> Tensor | None:
-        """Return, for each input of a layer, the number of its unit set; None if the layer's weight has no inputs."""
+        """Return, for each input of a layer, the set of units it depends on, as a number; None without such inputs."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
@@ -174,7 +174,7 @@ class UnitGraph:
 
 @dataclass
 class Draft:
-    """A unit graph under construction, filled while the backbone is traced in training and in evaluation mode."""
+    """A unit graph (the units that each parameter connects) under construction, filled by tracing a backbone twice."""
 
     ungated: frozenset[LayerKey] = frozenset()  # layers whose outputs get no gate, see layers_without_mask()
     biases: set[str] = field(default_factory=set)  # of layers with gates
@@ -208,8 +208,8 @@ class Draft:
             self.layers[name] = WeightedLayer(name, units, kind, self.sets.add_layer(units))
         return self.layers[name]
 
-    def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Record the unit sets ``factors`` of a parameter's entries: a mask uses an entry if it uses all its sets."""
+    def record(self, parameter: ParameterValue, *factors: Tensor) -> None:
+        """Record the units (sets ``factors``) that a parameter's entries connect; a used entry needs all of them."""
         for part in parameter.parts:
             if part.owned:
                 continue

@@ -203,7 +203,7 @@ class OwnModules(nn.ModuleDict):
         self.train(mode)
 
     def settle(self, fresh: OwnModules, owned: Mapping[str, OwnedSpec], use: Tensor) -> None:
-        """After a task's training: set evaluation mode, and reset norm entries outside the task's mask ``use``."""
+        """After a task's training: set evaluation mode, and reset norms outside the mask ``use`` to initial values."""
         self.learn(False, False)
         for name, spec in owned.items():
             mine, template = self[name], fresh[name]

@@ -30,7 +30,7 @@ _MOST_SETS = 400_000
 
 
 class UnitSets:
-    """Numbered sets of units from all layers; an integer tensor can store one set number per entry."""
+    """Numbered sets of units, so that an integer tensor can store, for each entry, the units that it depends on."""
 
     def __init__(self) -> None:
         self.n_units = 0
@@ -77,7 +77,7 @@ class UnitSets:
         return numbers[place].reshape(a.shape).expand(first.shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
-        """Return the union of the sets ``ids`` in each group, ``(n_groups,)``; ``NOTHING`` for an empty group."""
+        """Return each group's union of sets (set ``ids[i]`` is in group ``groups[i]``); ``NOTHING`` for no set."""
         a, b = torch.broadcast_tensors(*map(compact, torch.broadcast_tensors(groups, ids)))
         group, number = a.reshape(-1), b.reshape(-1)
         if bool((torch.bincount(group) > 1).any()):  # sorting is slow: skip it if no group has several entries

@@ -49,7 +49,7 @@ NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_n
 
 
 def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a rule (units of a result) for operations on tensors computed from the input.
+    """Return a decorator that registers a function as the rule for operations on tensors computed from the input.
 
     Args:
         targets: operations of torch, with or without the name of an overload; any registered operator will do.
@@ -225,7 +225,7 @@ class Walk:
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Trace an operation without a rule: mask inputs that other tasks may change; the result is always in use."""
+        """Trace an operation without a rule: mask inputs that other tasks may change; no mask affects the result."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
@@ -234,7 +234,7 @@ class Walk:
             )
         for parameter in given:
             # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and only the first task trains them.
-            self.draft.use(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
+            self.draft.record(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
         self.zero_inputs(node, dirty_only=True)
         return _always_in_use(self.result(node))
 

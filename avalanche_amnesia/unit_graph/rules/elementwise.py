@@ -73,7 +73,7 @@ def assign_units(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Ma
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
-        walk.draft.use(parameter, met)
+        walk.draft.record(parameter, met)
     return Masked.CONSTANT if parameter.fixed else Masked.DIRTY
 
 

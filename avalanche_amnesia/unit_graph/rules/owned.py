@@ -18,7 +18,7 @@ A: Any = torch.ops.aten
 
 
 @rule(A.batch_norm.default, A.instance_norm.default)
-def by_channel(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *options: Any) -> Any:
+def channel_norm(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *options: Any) -> Any:
     """Replace a batch or instance norm in the graph by the task's own copy, unless all tasks may share the norm."""
     own, momentum, eps = options[2:5]  # after the running statistics
     kind: NormKind = "batch" if node.target is A.batch_norm.default else "instance"
@@ -60,7 +60,7 @@ _OVER_UNITS: dict[Any, NormKind] = {
 
 
 @rule(*_OVER_UNITS, zeros=True)
-def over_units(walk: Walk, node: fx.Node, x: Any, over: Any, weight: Any = None, *rest: Any) -> Any:
+def layer_or_group_norm(walk: Walk, node: fx.Node, x: Any, over: Any, weight: Any = None, *rest: Any) -> Any:
     """Replace a layer, RMS or group norm in the graph by the task's own copy, unless all tasks may share the norm."""
     kind = _OVER_UNITS[node.target]
     bias, *left = (None, *rest) if kind == "rms" else rest or (None,)  # an RMS norm has no bias
@@ -107,7 +107,7 @@ def _use_task_copy(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
 
 
 def _record_norm(walk: Walk, spec: OwnedSpec) -> None:
-    """Record in the unit graph that each task has a copy of a norm; several calls of a norm add up their units."""
+    """Record that each task has a copy of a norm; a norm that is called several times gets the units of all calls."""
     known = walk.draft.owned.get(spec.name)
     if known is None:
         walk.draft.owned[spec.name] = spec
@@ -154,7 +154,7 @@ def declared_call(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any
     else:
         walk.draft.frozen_modules.add(name)
         for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
-            walk.draft.use(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
+            walk.draft.record(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
         with walk.graph.inserting_after(node):
             made = walk.graph.call_module(name, args, kwargs)
     for user in list(node.users):

@@ -99,7 +99,7 @@ def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
         if isinstance(part, (Value, Tensor)):
             parts.append(walk.value(part).ids)
         elif part.fixed:
-            walk.draft.use(part, torch.full((1,) * len(part.shape), ALWAYS))
+            walk.draft.record(part, torch.full((1,) * len(part.shape), ALWAYS))
             parts.append(torch.full(part.shape, ALWAYS))
         else:
             beside = compact(values[0].ids)

@@ -55,7 +55,7 @@ def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _unit_sets(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
-    walk.draft.use(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(unit_axis))
+    walk.draft.record(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(unit_axis))
     return _output_units(walk, node, sets, bias, axis=-1)
 
 
@@ -77,7 +77,7 @@ def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None
     sets = _unit_sets(walk, node, weight, f"Conv{len(ones)}d", units)
     by_group = inputs.reshape(groups, 1, per_group).expand(groups, units // groups, per_group)
     into = inputs.reshape(1, channels, *ones) if groups == 1 else by_group.reshape(units, per_group, *ones)
-    walk.draft.use(weight, sets.reshape(units, 1, *ones), into)
+    walk.draft.record(weight, sets.reshape(units, 1, *ones), into)
     return _output_units(walk, node, sets, bias, axis=1)
 
 
@@ -87,7 +87,7 @@ def _depthwise(
     """Add a depthwise convolution to the unit graph: an output channel keeps its input channel's unit and mask."""
     units = weight.shape[0]
     sets = inputs.repeat_interleave(units // len(inputs))
-    walk.draft.use(weight, sets.reshape(units, 1, *ones))
+    walk.draft.record(weight, sets.reshape(units, 1, *ones))
     value = _output_units(walk, node, sets, bias, axis=1)
     return value if isinstance(bias, ParameterValue) else value.like(masked=Masked.ZERO)
 
@@ -105,7 +105,7 @@ def transposed_convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias:
     ones = (1,) * (len(weight.shape) - 2)
     sets = _unit_sets(walk, node, weight, f"ConvTranspose{len(ones)}d", units)
     by_group = sets.reshape(groups, 1, per_group).expand(groups, channels // groups, per_group)
-    walk.draft.use(weight, by_group.reshape(channels, per_group, *ones), inputs.reshape(channels, 1, *ones))
+    walk.draft.record(weight, by_group.reshape(channels, per_group, *ones), inputs.reshape(channels, 1, *ones))
     return _output_units(walk, node, sets, bias, axis=1)
 
 
@@ -115,13 +115,13 @@ def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any
     if not _can_change(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
     sets = _unit_sets(walk, node, weight, "Embedding", weight.shape[1])
-    walk.draft.use(weight, sets.reshape(1, -1))
+    walk.draft.record(weight, sets.reshape(1, -1))
     return _output_units(walk, node, sets, None, axis=-1)
 
 
 def _output_units(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> Value:
     if isinstance(bias, ParameterValue):
-        walk.draft.use(bias, sets)
+        walk.draft.record(bias, sets)
         walk.draft.biases |= {name for name in [_plain_bias(bias)] if name is not None}
     elif bias is not None:
         raise Unsupported("its bias is computed from the input", "add it after the layer")
@@ -133,7 +133,7 @@ def _output_units(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int)
 
 
 def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
-    """Return the numbers of the sets of a layer's single units; the first call with its weight creates the units.
+    """Return the set number of each unit of a layer; the first call with the layer's weight creates the units.
 
     A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
     queries, keys and values that attention takes from one parameter. A computed weight is named after its module.
