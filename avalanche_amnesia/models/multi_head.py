@@ -245,7 +245,7 @@ class MultiHeadModel(MultiTaskModule):
         return self.heads[task]
 
     def forward(self, x: Tensor, task_labels: int | Tensor | None = None) -> Any:
-        """Return the logits of a batch.
+        """Return the logits of a batch, from the head of each sample's task.
 
         Args:
             x: ``(batch, …)``.

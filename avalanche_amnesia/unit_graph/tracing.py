@@ -150,7 +150,7 @@ class _Tracing:
     known: dict[bool, Exported] = field(default_factory=dict)
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
-        """Trace both modes; return the trace (None if the backbone can't be masked) and the reasons against it."""
+        """Trace training and evaluation mode; return the trace (or None) and the reasons why masking is impossible."""
         trace, findings = self._trace_both()
         if trace is None or all(parameter.requires_grad for parameter in self.backbone.parameters()):
             return trace, findings

@@ -90,7 +90,7 @@ def rule_of(rules: dict[Any, Rule], target: Any) -> Rule | None:
 
 
 class Walk:
-    """One pass over a backbone's graph in training or evaluation mode, which applies rules and inserts masks."""
+    """One pass over a backbone's graph, in training or evaluation mode: traces units by rules, and inserts masks."""
 
     def __init__(
         self,
