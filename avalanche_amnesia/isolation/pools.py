@@ -58,7 +58,7 @@ class Pools:
 
     @classmethod
     def planned(cls, benchmark: Any) -> Self:
-        """Return pools with as few slots (parts of the weights) as the requests of a stream allow.
+        """Return pools with as few slots (parts of the weights) as a stream's requests to unlearn allow.
 
         A task gets the first slot that is free when its training begins; a permanent one gets a new slot, which no
         other task gets. A slot is free again when its task is unlearned. With fewer slots each task has more weights.
@@ -134,7 +134,7 @@ class StreamLayout:
 
     @classmethod
     def make(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
-        """Return the layout of the stream that contains an experience, or of the experience if there is no stream."""
+        """Return the layout (each task's slot) of an experience's stream, or of the experience alone if it has none."""
         stream = list(getattr(experience, "origin_stream", None) or [experience])  # also what a retrained model skips
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
@@ -174,7 +174,7 @@ class StreamLayout:
 
 
 def removal_positions(stream: Sequence[Any]) -> dict[int, int]:
-    """Return task → position of the last experience before its removal, for each task that the stream will unlearn."""
+    """Return, for each task that the stream will unlearn, the index of the last experience before its removal."""
     removals: dict[int, int] = {}
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
@@ -208,7 +208,7 @@ MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger numbe
 
 
 def _checked_slots(slots: Mapping[int, int]) -> dict[int, int]:
-    """Return ``slots`` (task label → slot) as ints; raise ValueError unless all are integers of at least 0."""
+    """Return ``slots``, a mapping of task label to slot, as ints; raise ValueError unless all are at least 0."""
     pairs = {checks.integer(task): checks.integer(slot) for task, slot in slots.items()}
     checked = {t: s for t, s in pairs.items() if t is not None and s is not None and min(t, s) >= 0}
     if not checked or len(checked) < len(slots):

@@ -53,7 +53,7 @@ class Description:
 
 
 def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
-    """Return the names of the layers that feed ``layer``, in the order of the network; ``input``: unmasked values."""
+    """Return the names of the layers whose units ``layer`` reads, with ``input`` if it reads values without a mask."""
     sets: Tensor | None = graph.sources(layer)
     if sets is None:
         return ("input",)

@@ -1,4 +1,4 @@
-"""Weight pools: a network partitioned among tasks; a task uses only its own weights and those of permanent tasks."""
+"""Weight pools: a task uses only its part of a network's weights, and the parts of permanent, never unlearned tasks."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ from avalanche_amnesia.unit_graph.backbones import run_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _DEALT, _ENTRIES = "dealt", "entries."
-"""State-dict keys of a task's partition: its parameters, and the prefix of its tensors."""
+"""State-dict keys of a task's weights: its encoded :class:`Allocation`, and the prefix of its tensors."""
 
 _COPIES = 0.05
 """Fraction of parameters that may be spent on per-task copies of the smallest layers (chosen on validation images)."""
 
 _PERMUTATIONS = 32
-"""Number of random permutations per tensor; each row uses one of the permutations with a cyclic shift of the slots."""
+"""Number of random permutations drawn to divide a tensor; each row uses one, with its slots shifted cyclically."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Allocation:
         return cls(found[0], found[1], found[2], tuple(found[3:]))
 
     def overlaps(self, other: Self) -> bool:
-        """Return True if the tasks of this share and of ``other`` may own the same entry of a tensor."""
+        """Return True if this task and the task of ``other`` may own the same entry of a tensor."""
         return (self.seed, self.slots) != (other.seed, other.slots) or self.slot == other.slot
 
     def can_partition(self, shape: torch.Size) -> bool:
@@ -69,7 +69,7 @@ class Allocation:
         return len(shape) > 1 and shape[0] > 1 and prod(shape[1:]) >= self.slots
 
     def own_entries(self, name: str, shape: torch.Size) -> Tensor:
-        """Return a bool mask of parameter ``name``: True at entries of this slot's task, 1 / ``slots`` of each row."""
+        """Return a bool mask of parameter ``name``: True at the task's own entries, 1 / ``slots`` of each row."""
         codes, rows, turns = _partition(self.seed, name, shape[0], prod(shape[1:]), self.slots)
         wanted = ((self.slot - turns) % self.slots).to(codes.dtype)
         return codes.index_select(0, rows).eq_(wanted[:, None]).view(torch.bool).reshape(shape)
@@ -77,7 +77,7 @@ class Allocation:
 
 @lru_cache(maxsize=1024)  # small: a few rows per matrix
 def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a tensor's partition: return (some random orders of slots, each row's order, each row's cyclic shift)."""
+    """Draw a random partition of a tensor: some random orders of slots, and each row's order and cyclic shift."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     random = np.random.RandomState(derive_seed(seed, "shares", name) % 2**32)
     ranks = np.stack([random.permutation(n_in) for _ in range(min(_PERMUTATIONS, n_rows))])
@@ -101,7 +101,7 @@ class TaskWeights(nn.Module):
 
     @property
     def share(self) -> Allocation:
-        """Return the :class:`Allocation` that ``dealt`` encodes."""
+        """Return the :class:`Allocation` (weights that the task may use) that ``dealt`` encodes."""
         return Allocation.decode(self.dealt)
 
     @property
@@ -153,7 +153,7 @@ class DisjointModel(MultiHeadModel):
         return () if share is None else share.reads
 
     def dealt(self, share: Allocation) -> dict[str, nn.Parameter]:
-        """Return the backbone's partitioned parameters by name; each task has copies of all other trainable parameters.
+        """Return the parameters that are divided among tasks; each task has a copy of all other trainable ones.
 
         Copied are parameters that :meth:`Allocation.can_partition` excludes, and the smallest matrices and kernels, as
         long as all slots' copies together are at most a twentieth of the network. A first convolution, for example,
@@ -171,7 +171,7 @@ class DisjointModel(MultiHeadModel):
         return dealt
 
     def describe(self, slots: int) -> str:
-        """Return a table of the backbone's parameters: for each, the rule and the number of entries that a task owns.
+        """Return a table of the backbone's parameters: how tasks divide, copy or share each, and the entries per task.
 
         Args:
             slots: number of slots, see :class:`~avalanche_amnesia.isolation.Pools`, at least 1.
@@ -190,7 +190,7 @@ class DisjointModel(MultiHeadModel):
         return f"{table}\n{total:,} numbers per task, plus its head\n"
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the parameter that gives a task's parameter ``name`` its first values; else ``name``."""
+        """Return the name of the parameter whose values ``name``, a task's parameter, starts from; else ``name``."""
         return re.sub(rf"^heads\.\d+\.own\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
@@ -250,7 +250,7 @@ class DisjointModel(MultiHeadModel):
         return owned
 
     def _positions_and_values(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Return (bool tensor of positions, values) of a finished task's own entries in a parameter of ``shape``."""
+        """Return a bool tensor of a finished task's own entries in a parameter of ``shape``, and their values."""
         held: TaskWeights = self.task_parts(task)
         values = held.entries.get_parameter(_without_dots(name)).detach()
         return held.share.own_entries(name, shape).to(values.device), values
@@ -286,7 +286,7 @@ class DisjointModel(MultiHeadModel):
         self.heads.finish(task)
 
     def _own_entries(self, network: nn.Module, share: Allocation, sites: Iterable[StateSite]) -> TaskWeights:
-        """Return a TaskShare: copies of a task's entries in ``network``, and of non-parameter tensors at ``sites``."""
+        """Return copies of a task's own entries in ``network``, and of its non-parameter tensors at ``sites``."""
         kept, dealt = nn.Module(), self.dealt(share)
         for name, parameter in network.named_parameters():
             if name in self._learning:
@@ -393,7 +393,7 @@ class _NetworkCache:
 
 
 def _tensor_versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
-    """Return (task, ids and versions of all tensors that the task's network uses), to detect later changes."""
+    """Return the task, and ids and versions of all tensors that its network uses, to detect later changes."""
     held: TaskWeights = model.task_parts(task)
     sources = (network, held, *map(model.task_parts, held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))

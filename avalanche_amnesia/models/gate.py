@@ -26,11 +26,11 @@ EVERY = 16
 """Number of training steps between two searches for further units that need not be computed."""
 
 EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
-"""Function: used units, bool ``(n_units,)`` → the weight entries that they use, for weights that are mostly unused."""
+"""Function that maps used units, bool ``(n_units,)``, to the weight entries they use, for mostly unused weights."""
 
 
 class ComputedUnits:
-    """Selection of the units that a training step computes: all except units with a closed gate.
+    """Selection of the units that a training step computes: all except units whose gate is practically 0.
 
     Every step checks the excluded units, and includes them again before their gates become nonzero. For a mask that no
     longer changes, exactly the closed units are excluded.
@@ -49,7 +49,7 @@ class ComputedUnits:
             self.entries = self._entries_of(~units)
 
     def update_selection(self, exponent: Tensor) -> None:
-        """Update the selection from ``exponent``, the gate's ``scale · embedding``, ``(n_units,)``; only on a CPU."""
+        """Choose the units to compute by ``exponent`` (the gate's ``scale · embedding``, ``(n_units,)``), on a CPU."""
         if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
@@ -86,7 +86,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Compute and return ``a = σ(scale · embedding)``, ``(n_units,)``; ``learns``: leaves with gradients."""
+        """Compute and return the mask ``a = σ(scale · embedding)``; ``learns``: its leaf tensors collect gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)
@@ -108,7 +108,7 @@ class Gate:
         self._fixed_at = None
 
     def gradient(self) -> Tensor:
-        """Return the gradient of the loss with respect to ``a``, ``(n_units,)``; 0 for layers without a gradient."""
+        """Return the gradient of the loss with respect to the mask ``a``, ``(n_units,)``; 0 for layers without one."""
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:

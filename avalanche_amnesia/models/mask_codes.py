@@ -72,7 +72,7 @@ def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _groups(values: Tensor, mask: Tensor, sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return two pairs (indices, values) per layer: first for entries inside ``mask``, then for all other entries."""
+    """Return two pairs of indices and values per layer: for the entries inside ``mask``, and for all other entries."""
     groups, start = [], 0
     for size in sizes:
         chosen = mask[start : start + size].numpy()

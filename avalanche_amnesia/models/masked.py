@@ -90,7 +90,7 @@ class MaskedModel(TaskMaskedModel):
         self._entries: Cache[Mapping[str, OpenEntries]] = Cache(32)  # usually enough for the tasks of a mini-batch
 
     def describe(self) -> Description:
-        """Return a table of layers, units, their inputs, and the share of parameters under each rule."""
+        """Return a table of the layers, their units and inputs, and the shares of masked and other parameters."""
         from avalanche_amnesia.models.description import Description  # lazy, because training needs no tables
 
         return Description(self.backbone, self.graph, tried=self.backbone.tried)
@@ -140,7 +140,7 @@ class MaskedModel(TaskMaskedModel):
             )
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-        """Return a table: for each layer and each remaining task, the fraction of the layer's units in the task's mask.
+        """Return a table: for each layer and each task with a mask, the fraction of the layer's units in the mask.
 
         Args:
             counts: return numbers of open units instead.

@@ -75,11 +75,11 @@ class MultiHeadModel(MultiTaskModule):
     state_per_task = False
     """True if each task has its own copy of all state except parameters (running statistics, buffers)."""
     isolates: bool = False
-    """True if training a task neither uses nor changes entries of another task that may be unlearned."""
+    """True if a task's training neither uses nor changes weights of other tasks that may be unlearned."""
     additive = False
-    """True if a task is a sum over its samples: later experiences add to it, and requests for samples subtract."""
+    """True if a task's state is a sum over samples: samples can be added later, or unlearned by subtraction."""
     trains_again = False
-    """True if any strategy can train a task again in its old position, even after later tasks were trained."""
+    """True if any strategy can train an earlier task again in its old position, after later tasks were trained."""
 
     _biased_heads = True
     _head_entry = "weight"  # a tensor of every task's head
@@ -103,7 +103,7 @@ class MultiHeadModel(MultiTaskModule):
         self._evaluated_untrained: dict[int, int] = {}
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the parameter that gives a task's parameter ``name`` its first values; else ``name``."""
+        """Return the name of the parameter whose values ``name``, a task's parameter, starts from; else ``name``."""
         return name
 
     def free_share(self) -> float | None:
@@ -245,7 +245,7 @@ class MultiHeadModel(MultiTaskModule):
         return self.heads[task]
 
     def forward(self, x: Tensor, task_labels: int | Tensor | None = None) -> Any:
-        """Return the logits of a batch.
+        """Return the logits of a batch, from the head of each sample's task.
 
         Args:
             x: ``(batch, …)``.
@@ -285,7 +285,7 @@ class MultiHeadModel(MultiTaskModule):
         return logits if ridge is None else logits + ridge_scores(x, ridge).to(logits.dtype)
 
     def add_regression(self, task: int, ridge: Tensor) -> None:
-        """Add the scores of ``ridge``, a result of ``fitted_ridge``, to all later logits of ``task``."""
+        """Store the ridge regression ``ridge``, so that its scores are added to all later logits of ``task``."""
         self.heads[task].register_buffer(_RIDGE, ridge)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -317,7 +317,7 @@ class MultiHeadModel(MultiTaskModule):
             raise
 
     def _mismatches(self, state: Mapping[str, Tensor], strict: bool) -> list[str]:
-        """Return the differences of ``state`` to the model as texts: shapes and, if ``strict``, also names."""
+        """Return texts of the differences between ``state`` and this model in shapes and, if ``strict``, in names."""
         here, there = shapes(self.state_dict()), shapes(state)
         other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
         lists = {"it lacks": sorted(here.keys() - there.keys()), "it has besides": sorted(there.keys() - here.keys())}
@@ -356,7 +356,7 @@ def with_parts(head: nn.Module, parts: nn.Module | None) -> nn.Module:
 
 
 def shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return name → shape for all values of a ``state_dict``; the shape is () if a value is not a tensor."""
+    """Return a dict of name to shape for all values of a ``state_dict``; () if a value is not a tensor."""
     return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 

@@ -19,13 +19,13 @@ from avalanche_amnesia.bits import same_bits, tensor_hash
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 Location = tuple[dict[str, Any], str]
-"""A dictionary (a module's ``_parameters``, ``_buffers`` or attributes), and a key in it."""
+"""Place of a tensor in a module: a dictionary (``_parameters``, ``_buffers`` or attributes), and a key in it."""
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Classes of norms that can be copied per task."""
 
 
 def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
-    """Return name → module for the backbone's norms that have trainable parameters or running statistics."""
+    """Return the backbone's norms that have trainable parameters or running statistics, as a dict of name to module."""
     return {
         name: module
         for name, module in backbone.named_modules()
@@ -58,7 +58,7 @@ class StateSite:
 
 
 class TaskCopies:
-    """Substitution of a task's copies for a backbone's ``norms`` and its tensors at ``sites`` in a forward pass.
+    """Replacement of a backbone's ``norms`` and its tensors at ``sites`` by a task's copies during a forward pass.
 
     The originals are frozen, and stored before the first is replaced, so that they can be restored even if a forward
     pass was interrupted.
@@ -75,7 +75,7 @@ class TaskCopies:
         self._reshaped: set[str] = set()
 
     def make_copies(self, saved: Collection[str] | None = None) -> OwnModules | None:
-        """Return a new task's copies of norms and tensors (if given, only those in ``saved``), or None without any."""
+        """Return a new task's copies of norms and tensors (only tensors in ``saved``, if given), or None if empty."""
         if not self.norms and not self.sites:
             return None
         copies = {name: deepcopy(norm) for name, norm in self.norms.items()}
@@ -91,7 +91,7 @@ class TaskCopies:
         return parts
 
     def drop_unchanged(self, parts: nn.Module | None) -> None:
-        """Delete from a task's ``parts`` the tensors that have the same bits as the backbone's."""
+        """Delete from a task's ``parts`` the tensors that have the same bits as the backbone's, to save memory."""
         own = _task_tensors(parts)
         for number, site in enumerate(self.sites):
             mine = own.get(str(number))
@@ -162,12 +162,12 @@ _STATE = "/state"
 
 
 def _task_tensors(parts: Any) -> dict[str, Any]:
-    """Return a task's dict: site number → tensor, not copied; an empty dict if the task has no such tensors."""
+    """Return a task's dict of site number to tensor (the dict itself, no copy); empty if it has no such tensors."""
     return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
 
 
 def tensor_outline(model: nn.Module) -> dict[str, Any]:
-    """Return name → (shape, dtype) for tensors that can be copied per task, name → hash for other non-parameters."""
+    """Return each non-parameter tensor's shape and dtype, by name, or its hash if tasks can't have copies of it."""
     sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(model)}
     own = {id(parameter) for parameter in model.parameters()}  # a recurrent layer has them in a list too
     others = ((name, tensor) for name, tensor in _attributes(model) if name not in sites and id(tensor) not in own)
@@ -175,13 +175,13 @@ def tensor_outline(model: nn.Module) -> dict[str, Any]:
 
 
 def hash_tensors(model: nn.Module, parameters: Iterable[tuple[str, Tensor]] = ()) -> dict[str, str]:
-    """Return name → hash of a model's buffers, of tensors in attributes of modules, and of the given ``parameters``."""
+    """Return a dict of name to hash for a model's buffers and tensor attributes, and for the given ``parameters``."""
     tensors = (*model.named_buffers(), *_attributes(model), *parameters)
     return {name: tensor_hash(tensor) for name, tensor in tensors}
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for attributes of a model's modules, also for tensors in lists, tuples and dictionaries."""
+    """Yield name and tensor for each tensor attribute of a model's modules, also in lists, tuples and dictionaries."""
     for path, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute not in _OF_EVERY_MODULE:

@@ -67,11 +67,11 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """Return copies of the trained tasks' binary masks: task → layer or tensor → 1-D bool tensor."""
+        """Return copies of the trained tasks' binary masks, by task and layer (or tensor) name, as bool vectors."""
         return LazyMapping(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """Split ``vector``, ``(…, n)``, with one number per mask entry: return layer (or tensor) name → numbers."""
+        """Split ``vector``, ``(…, n)``, one number per mask entry, into a mapping of layer (or tensor) name to part."""
         return MappingProxyType(dict(zip(self.graph.layers, vector.split(self.sizes, dim=-1), strict=True)))
 
     def binary_mask(self, task: int) -> Tensor:
@@ -167,7 +167,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @property
     def unfinished(self) -> tuple[int, ...]:
-        """Return the labels of the tasks without a mask; their modules are registered in the model and trainable."""
+        """Return the labels of the tasks whose training is not finished: their modules are registered and trainable."""
         return self.heads.unfinished
 
     def start_task(self, task: int, values: Tensor) -> nn.Parameter:

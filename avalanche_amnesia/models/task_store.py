@@ -1,4 +1,4 @@
-"""Stores of a model's per-task modules and tensors; objects of finished tasks are not registered in torch.
+"""Stores of a model's per-task modules and tensors; those of finished tasks are hidden from torch, to save time.
 
 If every task's modules stayed registered, each step, change of mode or copy of all parameters would become slower with
 every task. So only modules that may still be trained are registered in torch. Those of finished tasks are in a plain
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class TaskStore(nn.Module):
-    """Base class of the stores of per-task objects: task label → module or tensor."""
+    """Base class of dict-like stores of one module or tensor per task label."""
 
     part: ClassVar[str]
     """Name of the ``nn.Module`` attribute where torch registers objects of this store."""
@@ -73,7 +73,7 @@ class TaskStore(nn.Module):
 
 
 class TaskModules(TaskStore):
-    """Store: task label → module, which is registered in torch until the task is finished."""
+    """Store of one module per task label, registered as a submodule in torch until the task is finished."""
 
     part = "_modules"
 
@@ -100,7 +100,7 @@ class TaskModules(TaskStore):
 
 
 class TaskTensors(TaskStore):
-    """Store: task label → tensor, which is registered in torch only inside a :func:`register_all` block."""
+    """Store of one tensor per task label, registered as a buffer in torch only inside a :func:`register_all` block."""
 
     part = "_buffers"
 
@@ -132,7 +132,7 @@ def register_all(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def finished_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return name → parameter or buffer of all finished tasks' modules."""
+    """Return a dict of name to parameter or buffer, for the modules of all finished tasks."""
     return {
         f"{path}.{task}.{name}": tensor
         for path, store in model.named_modules()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 _hardshrink_backward = torch.ops.aten.hardshrink_backward.grad_input
 
 _BAND = 0.005
-"""Relative width of the band around the last threshold whose entries are ranked; WSN's steps seldom move it more."""
+"""Relative width of the band around the last threshold that is searched first; a step seldom moves it further."""
 _LARGEST = 1e38
 """Thresholds above this are not used as a guess, because the band would overflow."""
 _BLOCK = 2**16
@@ -24,7 +24,7 @@ def count_of_share(share: float, size: int) -> int:
 
 
 def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
-    """Write 1 at the ``k`` largest magnitudes and 0 elsewhere; of equal magnitudes, the lowest index comes first."""
+    """Write 1 into ``out`` at the ``k`` largest magnitudes of ``values``, 0 elsewhere; lowest index first if equal."""
     if not values.is_cpu or values.dtype != torch.float32:
         mark_by_sort(values.abs(), k, out)
         return

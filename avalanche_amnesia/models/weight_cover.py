@@ -41,7 +41,7 @@ class WeightCover:
     layers: Mapping[str, MaskedTensor]
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return parameter name → tensor of its shape: the number of ``masks`` that contain each entry."""
+        """Return, by parameter name, the number of ``masks`` that contain each entry, in the parameter's shape."""
         plain = [dict(mask) for mask in masks]  # a deep copy of the strategy can't copy mapping proxies
         return LazyMapping(self.layers, partial(self._use_of, plain))
 
@@ -49,7 +49,7 @@ class WeightCover:
         return torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(self.layers[name].shape)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the entries that a mask contains: parameter name → bool tensor of its shape."""
+        """Return the entries that a mask contains: a dict of parameter name to bool tensor of its shape."""
         return {name: mask[name].bool().reshape(tensor.shape) for name, tensor in self.layers.items()}
 
     def layer_of(self, parameter: str) -> int:
@@ -59,11 +59,11 @@ class WeightCover:
 
 Site = tuple[nn.Module, str]
 Inventory = tuple[WeightCover, dict[str, list[Site]], list[Site]]
-"""Masked parameters, their places in the backbone, and the places of the biases to remove."""
+"""Masked parameters, their places in the backbone's modules, and the places of the biases to remove."""
 
 
 def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: NormRule) -> Inventory:
-    """Return the :data:`Inventory` of a backbone; change nothing; raise ModelError for a parameter without a rule."""
+    """Return a backbone's masked parameters, their places, and biases to remove; refuse a parameter without a rule."""
     checks.within("density", density, "(0, 1]")
     checks.one_of("bias", bias, BiasRule)
     checks.one_of("norm", norm, NormRule)

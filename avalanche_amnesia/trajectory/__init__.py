@@ -1,4 +1,4 @@
-"""Trajectory: undo logs of all tasks' parameter changes, and removal of tasks by replay of the remaining ones."""
+"""Trajectory: logs of each task's parameter changes, to remove a task by undoing them and replaying later tasks."""
 
 import lazy_loader
 

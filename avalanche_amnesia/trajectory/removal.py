@@ -1,4 +1,4 @@
-"""Compute the removal of writers (tasks and repairs) from a trajectory, tensor by tensor; nothing is changed.
+"""Computation of a model's weights without some tasks (and repairs), from undo logs; nothing is changed yet.
 
 All writers of a tensor are undone, last one first, then replayed without the removed writers. A writer's update
 ``Δ`` of an entry is its written value minus the old value. If the value before a remaining writer has changed, the
@@ -27,12 +27,12 @@ from avalanche_amnesia.trajectory.sparse import (
 from avalanche_amnesia.trajectory.undo_log import UndoLog, Updates
 
 Readers = Mapping[int, Mapping[str, Tensor]]
-"""Task → tensor name → bool tensor of the entries that the task uses and that must not change."""
+"""For each task, a mapping of tensor name to bool tensor: the entries that the task uses, which must not change."""
 
 
 @dataclass(frozen=True)
 class Revision:
-    """Replacement of a remaining task's update in some entries by ``base · before + factor · update + added``.
+    """Replacement values for some entries of a task that is not removed: ``base · before + factor · update + added``.
 
     The revised update replaces the recorded one, also in later removals, even in one of the task itself.
 
@@ -52,18 +52,18 @@ class Revision:
     base: Tensor | float = 1.0
 
     def revised_values(self, before: Tensor, update: Tensor) -> Tensor:
-        """Return the values after the revised task, from ``before`` and the recorded ``update``, float64 ``(k,)``."""
+        """Return the replacement values, from the values ``before`` the task and its ``update``, float64 ``(k,)``."""
         return before * self.base + (update * self.factor + self.added)
 
 
 Revisions = Mapping[int, Mapping[str, Revision]]
-"""Remaining task → tensor name → revision of the task's update of the tensor."""
+"""For each task that is not removed, a mapping of tensor name to the :class:`Revision` of its values."""
 Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
-"""A write to a tensor: (writer, its log entry, flat index, values before, values written)."""
+"""A write to a tensor: the writer (a task or repair), its log entry, flat index, values before, values written."""
 
 
 def undo_writes(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
-    """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place. Return the steps, last one first."""
+    """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place; return them, the last one first."""
     steps: list[Step] = []
     # The last writer is undone first, because undoing a coded log starts at the bits that its writer left.
     for task, entry in reversed(writers):
@@ -85,10 +85,10 @@ def replay(
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
 ) -> tuple[Tensor, Tensor]:
-    """Return a tensor's values without the removed writers (keys of ``updates``); store their updates in ``updates``.
+    """Undo a tensor's changes, then redo them without the removed writers (keys of ``updates``); return the values.
 
-    The remaining writers' new undo entries are stored in ``logs``. The second result marks the entries that keep the
-    removed writers' values, because a remaining task uses them (``reading``: task → bool ``(n,)``).
+    Store the removed writers' updates in ``updates``, and the other writers' new undo entries in ``logs``. The second
+    result marks entries that keep the removed writers' values, because a remaining task uses them (``reading``).
     """
     # Entries that a remaining task uses (WSN) keep the removed writers' values.
     read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
@@ -171,22 +171,22 @@ class ChangedEntries:
 
     @classmethod
     def between(cls, now: Tensor, without: Tensor) -> ChangedEntries:
-        """Return the entries of a tensor whose bits differ from those of its values without the tasks."""
+        """Return the entries whose bits differ between the values ``now`` and ``without`` the removed tasks."""
         where = ~same_bits(now, without)
         return cls(where, take(now, where.reshape(-1)), take(without, where.reshape(-1)))
 
     def remove_from(self, tensor: Tensor) -> None:
-        """Write the values after the removal into a tensor, in place."""
+        """Write the changed entries' values without the removed tasks into ``tensor``, in place."""
         put(tensor, self.where.reshape(-1), self.without)
 
     def restore_in(self, tensor: Tensor) -> None:
-        """Write the values before the removal into a tensor, in place."""
+        """Write the changed entries' values before the removal back into ``tensor``, in place."""
         put(tensor, self.where.reshape(-1), self.now)
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Result of a planned removal of tasks; nothing has been changed yet.
+    """Computed removal of tasks: new values and undo logs, not yet applied to the model and the trajectory.
 
     Attributes:
         tasks: the removed tasks.
@@ -208,14 +208,14 @@ class Removal:
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """Return name of a changed tensor → its values after the removal, computed at the first access."""
+        """Return the changed tensors' values after the removal, by name, computed at the first access."""
         result = {name: self.current[name].detach().clone() for name in self.changed}
         for name, moved in self.changed.items():
             moved.remove_from(result[name])
         return result
 
     def written_entries(self) -> dict[str, Tensor]:
-        """Return tensor name → bool tensor of the entries that the removed tasks and repairs had changed."""
+        """Return a dict of tensor name to bool tensor, True at entries that removed tasks and repairs had changed."""
         return union_of({name: update != 0 for name, update in of.items()} for of in self.updates.values())
 
 
@@ -228,7 +228,7 @@ def compute_removal(
     readers: Readers | None,
     revisions: Revisions | None,
 ) -> Removal:
-    """Return the :class:`Removal` of tasks and repairs; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
+    """Compute values and logs without ``removed`` tasks: :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
     revisions = {} if revisions is None else revisions
     order = list(recorded)
     first = min(map(order.index, removed), default=len(order))

@@ -1,4 +1,4 @@
-"""Lossless sparse entries of a tensor: positions, and values before a task changed them.
+"""Sparse undo data of a tensor, without loss: positions of changed entries, and their values before a task.
 
 The values are stored directly (:class:`SparseValues`) or as a coded update (:class:`SparseUpdates`). Both restore the
 same bits.
@@ -23,17 +23,17 @@ from torch import Tensor
 from avalanche_amnesia.bits import as_integers, same_bits
 
 LEVELS = 127
-"""Limit of int8 codes, and of corrections in units in the last place."""
+"""Largest int8 code of an update, and largest correction in units in the last place."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 STORED_DIRECTLY = -128
-"""Marks an entry whose old value is stored directly instead of as a correction."""
+"""Code of an entry whose old value is stored directly instead of as a correction."""
 
 
 class _ChosenEntries:
-    """Base class for chosen entries of a tensor. Subclasses add data per entry. All tensor attributes are saved."""
+    """Base class for the positions of a tensor's changed entries; subclasses add the old values or the updates."""
 
     chosen: Tensor
-    """Positions, by :func:`pack`."""
+    """Positions of the entries, packed into bytes by :func:`pack`."""
     shape: tuple[int, ...]
 
     @property
@@ -60,7 +60,7 @@ class _ChosenEntries:
 
 @dataclass(frozen=True)
 class SparseValues(_ChosenEntries):
-    """Chosen entries of a tensor with their old values, stored directly.
+    """Entries of a tensor that a task changed, with their values before the task, stored directly.
 
     Weights have few signs and exponents but random digits: their highest bytes are coded (:func:`compress_bytes`), the
     lower ones cannot be shrunk.
@@ -74,7 +74,7 @@ class SparseValues(_ChosenEntries):
 
     @classmethod
     def select(cls, tensor: Tensor, where: Tensor) -> SparseValues:
-        """Return the entries of ``tensor``, with their values, where the bool tensor ``where`` is True."""
+        """Store the values of ``tensor`` at the entries where the bool tensor ``where`` is True."""
         return cls._from_values(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
 
     @classmethod
@@ -84,7 +84,7 @@ class SparseValues(_ChosenEntries):
 
     @property
     def values(self) -> Tensor:
-        """Return the values of the chosen entries in order, ``(k,)``."""
+        """Return the stored old values of the entries, in order, ``(k,)``."""
         bytes_below, k = self.low.shape
         planes = np.empty((k, bytes_below + 1), dtype=np.uint8)
         for byte, plane in enumerate(self.low.numpy()):  # one by one: numpy copies triples three times as slowly
@@ -97,11 +97,11 @@ class SparseValues(_ChosenEntries):
         return self.values
 
     def rebase(self, before: Tensor, written: Tensor) -> SparseValues:
-        """Return a copy that restores the values ``before`` ``(k,)`` from the values ``written`` ``(k,)``."""
+        """Return a copy that undoes a change of these entries from ``before`` to ``written``, both ``(k,)``."""
         return self._from_values(self.chosen, before, self.shape)
 
     def extend(self, index: Tensor, values: Tensor) -> SparseValues:
-        """Return a copy that restores ``values`` ``(m,)`` at the entries with flat ``index`` ``(m,)``."""
+        """Return a copy that also restores ``values`` ``(m,)`` at the entries with flat ``index`` ``(m,)``."""
         where, old = self.where, torch.zeros(self.shape, dtype=self.dtype)
         for there, held in ((where.reshape(-1), self.values), (index, values)):
             put(old, there, held)
@@ -116,7 +116,7 @@ class SparseValues(_ChosenEntries):
 
 @dataclass(frozen=True)
 class SparseUpdates(_ChosenEntries):
-    """Chosen entries of a tensor with a task's updates of the entries, stored in a lower precision."""
+    """Entries of a tensor that a task changed, with the task's updates of them, stored in a lower precision."""
 
     chosen: Tensor
     codes: Tensor
@@ -138,7 +138,7 @@ class SparseUpdates(_ChosenEntries):
         return old
 
     def rebase(self, before: Tensor, written: Tensor) -> SparseUpdates:
-        """Return a copy with the same codes, corrected to restore ``before`` ``(k,)`` from ``written`` ``(k,)``."""
+        """Return a copy with the same codes, corrected to undo a change from ``before`` to ``written``, ``(k,)``."""
         missed = as_integers(before) - as_integers(self._subtract_update(written))
         kept = (missed > LEVELS) | (missed < -LEVELS)
         steps = torch.where(kept, STORED_DIRECTLY, missed).to(torch.int8)
@@ -174,7 +174,7 @@ class SparseUpdates(_ChosenEntries):
 
 
 SparseEntries = SparseValues | SparseUpdates
-"""Chosen entries of a tensor with their values before a task, in either form."""
+"""Entries of a tensor that a task changed, with their old values or with coded updates."""
 
 
 def _compress(steps: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def encode_update(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Te
 
 
 def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return (codes ``(n,)`` of a flat float64 update, in ``dtype``; scales of int8 codes, one per row)."""
+    """Convert a flat float64 update to codes of ``dtype``; return the codes ``(n,)`` and, for int8, a scale per row."""
     if dtype is not torch.int8:
         return delta.to(dtype), torch.zeros(0, dtype=torch.bfloat16)
     rows = _n_rows(shape)
@@ -240,7 +240,7 @@ def pack(where: Tensor) -> Tensor:
 
 
 def union_of(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensor name → union (logical or) of all bool tensors of this name in ``choices``."""
+    """Return a dict of tensor name to the union (logical or) of all bool tensors of this name in ``choices``."""
     result: dict[str, Tensor] = {}
     for choice in choices:
         for name, where in choice.items():
@@ -249,7 +249,7 @@ def union_of(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def compress_bytes(data: np.ndarray) -> Tensor:
-    """Return bytes ``(k,)`` or, if shorter, 16 frequent values, a code of 4 bits per byte, and the bytes of code 15."""
+    """Compress bytes ``(k,)`` to 4 bits for each of the 15 most frequent values; return a copy if not shorter."""
     table = np.argsort(-np.bincount(data, minlength=256), kind="stable")[:16].astype(np.uint8)
     code_of = np.full(256, 15, dtype=np.uint8)
     code_of[table] = np.arange(16)
@@ -282,7 +282,7 @@ def positions(where: Tensor) -> Tensor:
 
 
 def take(tensor: Tensor, index: Tensor) -> Tensor:
-    """Return the values ``(k,)`` of a tensor's entries at flat ``index``: an index, or a bool tensor ``(n,)``."""
+    """Return a tensor's values ``(k,)`` at ``index``: flat positions ``(k,)``, or a bool tensor ``(n,)``."""
     flat = tensor.detach().reshape(-1)
     if flat.device.type != "cpu":
         return flat[index]
@@ -290,7 +290,7 @@ def take(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
-    """Set a tensor's entries at flat ``index``, as in :func:`take`, to ``values`` ``(k,)``, in place."""
+    """Set a tensor's entries at ``index`` (as in :func:`take`) to ``values`` ``(k,)``, in place."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
         dense = tensor.contiguous()

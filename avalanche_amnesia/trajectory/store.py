@@ -36,11 +36,11 @@ from avalanche_amnesia.trajectory.undo_log import RoundingError, UndoLog
 
 
 class TrajectoryError(ValueError):
-    """Error for a log that can't be recorded, found or removed."""
+    """Error for an undo log that can't be recorded, found or removed."""
 
 
 class Trajectory:
-    """Undo logs of the remaining tasks and of repairs, in the order of the trainings and repairs.
+    """Undo logs (old values of changed entries) of tasks and of repairs (further training after an unlearning).
 
     Args:
         dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; None:
@@ -68,7 +68,7 @@ class Trajectory:
 
     @property
     def repairs(self) -> Mapping[int, frozenset[int] | None]:
-        """Return repair number (negative) → tasks whose removal also removes the repair; None: any task's removal."""
+        """Return a dict of repair number (negative) to tasks whose removal also removes the repair; None: any task."""
         return {writer: log.repair_of for writer, log in self.logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
@@ -82,16 +82,16 @@ class Trajectory:
         return sum(log.nbytes for log in logs)
 
     def moved(self, writer: int) -> dict[str, Tensor]:
-        """Return tensor name → bool tensor, True at the entries in the undo log of a task or repair."""
+        """Return a dict of tensor name to bool tensor, True at entries in the undo log of a task or repair."""
         self._refuse_unknown([writer])
         return {name: entry.where for name, entry in self.logs[writer].items()}
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
-        """Return tensor name → bool tensor, True at entries in logs of ``tasks`` or of repairs removed with them."""
+        """Return the entries in the undo logs of ``tasks`` and of repairs removed with them, as :meth:`moved` does."""
         return union_of(map(self.moved, self.writers(tasks)))
 
     def report(self) -> dict[int, dict[str, float]]:
-        """Return a table of all logs: size in bytes, and rounding error of the model by ``dtype``.
+        """Return a table of the tasks' undo logs: sizes, and the rounding error that ``dtype`` causes in the weights.
 
         Returns:
             Task → row with ``entries``, ``share`` (of the parameters that it could change), ``bytes``,
@@ -118,7 +118,7 @@ class Trajectory:
         after: Mapping[str, Tensor],
         parameters: int | None = None,
     ) -> dict[str, Tensor]:
-        """Store the update of a finished task in an undo log; return the tensors' values rounded by ``dtype``.
+        """Store the update of a finished task in an undo log; return the tensors' values that rounding changed.
 
         Args:
             task: label of the task, at least 0. It may be recorded already if no tensor has changed since.
@@ -163,7 +163,7 @@ class Trajectory:
         return committed
 
     def _round_and_encode(self, before: Tensor, trained: Tensor) -> tuple[Tensor, SparseEntries]:
-        """Return (values rounded by ``dtype``, undo-log entries of the update) for one tensor."""
+        """Return a tensor's values with its update rounded to ``dtype``, and the undo-log entries of the update."""
         if self.dtype is not None and self.dtype.itemsize < trained.element_size():
             return encode_update(before, trained, self.dtype)
         return trained, SparseValues.select(before, ~same_bits(before, trained))
@@ -175,7 +175,7 @@ class Trajectory:
         tasks: Iterable[int] | None = None,
         free: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Store the update of a repair, without loss, in an undo log of its own, after the logs of all tasks.
+        """Store the update of a repair (further training after an unlearning) without loss, in an undo log of its own.
 
         Args:
             before: tensor name → values before the repair.
@@ -207,7 +207,7 @@ class Trajectory:
         readers: Readers | None = None,
         revisions: Revisions | None = None,
     ) -> Removal:
-        """Return the :class:`Removal` of ``tasks`` and dependent repairs: new values and new logs. Change nothing.
+        """Compute the removal of ``tasks`` and dependent repairs (new values and undo logs), without changing anything.
 
         Args:
             tasks: recorded tasks; if empty, only the repair that any removal removes.
@@ -225,7 +225,7 @@ class Trajectory:
         return compute_removal(tasks, set(self.writers(tasks)), self.logs, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensor name → values before a task's training.
+        """Return the tensors' values before a task's training, by name, by undoing all later changes.
 
         Args:
             task: a recorded task.
@@ -245,7 +245,7 @@ class Trajectory:
         return result
 
     def apply(self, removal: Removal) -> None:
-        """Replace the logs by the logs of a computed removal."""
+        """Replace the undo logs by those of a computed removal."""
         self.logs = removal.logs
 
     def _refuse_unknown(self, writers: Iterable[int]) -> None:
@@ -262,7 +262,7 @@ class Trajectory:
         return {"dtype": str(self.dtype), "logs": logs}
 
     def load_state(self, state: Any) -> None:
-        """Load a result of :meth:`state`."""
+        """Restore the logs from a result of :meth:`state`."""
         dtype, logs = checked(state, dtype=str, logs=dict[int, dict])
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")

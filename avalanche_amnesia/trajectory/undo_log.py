@@ -1,4 +1,4 @@
-"""Undo log of a writer (a task or a repair), and the writer's update, computed from the log."""
+"""Undo log of a task or repair: the entries it changed, with their old values; its update is computed from these."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RoundingError:
 
 
 class UndoLog(dict[str, SparseEntries]):
-    """Undo log: tensor name → the entries that a task or repair changed, with their old values."""
+    """Undo log: a dict of tensor name to the entries that a task or repair changed, with their old values."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class UndoLog(dict[str, SparseEntries]):
         self.parameters, self.error, self.repair_of = parameters, error, repair_of
 
     def state(self) -> dict[str, Any]:
-        """Return the log for a saved state."""
+        """Return the log as a dict, for a saved state."""
         return {
             "entries": entries_state(self),
             "parameters": self.parameters,
@@ -76,13 +76,13 @@ class UndoLog(dict[str, SparseEntries]):
 
 
 class Updates(Mapping[str, Tensor]):
-    """Mapping: tensor name → update ``Δ`` of a task or repair, float64, computed at access because few are needed."""
+    """Mapping of tensor name to the float64 update of a task or repair, computed at access because few are needed."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
 
     def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
-        """Add tensor ``name`` with the values ``written`` by the task. Its update is 0 where ``kept`` is True."""
+        """Add the update of tensor ``name``, from the values ``written`` by the task; 0 where ``kept`` is True."""
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:
@@ -104,12 +104,12 @@ class Updates(Mapping[str, Tensor]):
 
 
 def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
-    """Return tensor name → attributes of its sparse entries, for a saved state."""
+    """Return a dict of tensor name to the attributes of its sparse entries, for a saved state."""
     return {name: dict(vars(entry)) for name, entry in entries.items()}
 
 
 def entries_from_state(state: Any) -> dict[str, Any]:
-    """Return tensor name → sparse entries from a result of :func:`entries_state`; raise StateError if invalid."""
+    """Rebuild the entries of an undo log from a result of :func:`entries_state`; raise StateError if invalid."""
     found: dict[str, SparseEntries] = {
         name: create(SparseUpdates, of) if "codes" in of else create(SparseValues, of) for name, of in state.items()
     }

@@ -1,4 +1,4 @@
-"""Checks of a backbone, the inputs it takes, and ways to run it without changing it."""
+"""Functions that check a backbone (feature extractor), find the inputs it takes, and run it without changing it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OTHER_SIDES = {
     (nn.Conv1d, nn.ConvTranspose1d): (1, (64, 128, 32, 256, 100, 16, 1024)),
     (nn.Conv3d, nn.ConvTranspose3d): (3, (16, 32, 8)),
 }
-"""Types of first layers → number of input axes besides channels, and the sizes to try for each axis."""
+"""Dict of types of first layers to the number of input axes besides channels, and the sizes to try for each axis."""
 HEADS_OF_ITS_OWN = (
     ", which has a head of its own for each task, and this package adds heads: give the network without them, with an "
     "Identity for its classifier"
@@ -192,7 +192,7 @@ def run_backbone(backbone: nn.Module, x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Shapes (without the batch), types and names of the tensors that a backbone takes as input."""
+    """Shapes (without the batch axis), types and names of the tensors that a backbone takes as input."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
@@ -272,7 +272,7 @@ class Inputs:
 
 
 def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any = None) -> Inputs:
-    """Return a backbone's ``Inputs``: from ``example``, from the shape ``given``, or found by trying input shapes."""
+    """Return the shapes and types of a backbone's inputs: from ``example``, the shape ``given``, or trial runs."""
     if example is not None:
         if given is not None:
             raise ValueError(f"give input_shape= or example=, not both; got {given} and an example")
@@ -292,13 +292,13 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
 
 
 def first_float(module: nn.Module) -> Tensor:
-    """Return a module's first floating-point parameter, a trainable one if possible; without any, a new scalar."""
+    """Return a module's first floating-point parameter, if possible a trainable one, or a new scalar if it has none."""
     real = [p for p in module.parameters() if p.is_floating_point()]
     return next((p for p in real if p.requires_grad), real[0] if real else torch.empty(()))
 
 
 def try_input_shapes(backbone: nn.Module) -> Tensor | None:
-    """Return features ``(2, n_features)``, values undefined, for the first guessed input shape that fits; else None."""
+    """Run a backbone on guessed input shapes; return features of 2 samples (values undefined), None if none fits."""
     try:
         inputs = inputs_of(backbone, None)
         with preserve_state(backbone), torch.no_grad():
@@ -310,7 +310,7 @@ def try_input_shapes(backbone: nn.Module) -> Tensor | None:
 
 
 def _try_shape(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Return a backbone's result for two samples on the device ``meta``, or for zeros if its forward needs values."""
+    """Run a backbone on two samples of a shape: without values (device ``meta``) or, if it needs any, on zeros."""
     inputs = Inputs((shape,), (dtype,))
 
     def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:

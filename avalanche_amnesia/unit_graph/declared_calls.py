@@ -1,4 +1,4 @@
-"""Export of modules that the user declares frozen or task-owned: each call of a module is one opaque graph node."""
+"""Export of modules that the user declares frozen or task-owned (a copy per task): each call is one graph node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BATCHES = (2, 3)
 
 
 class DeclaredCalls:
-    """Placeholders that replace modules declared frozen or task-owned while torch.export traces a backbone.
+    """Placeholders for modules declared frozen or task-owned (a copy per task), while torch.export traces a backbone.
 
     The results of a module are found by running the backbone on real numbers, for two batch sizes. A declared
     module may therefore contain anything, including control flow that depends on values.
@@ -38,7 +38,7 @@ class DeclaredCalls:
         self.seen, self._first = [], tensors[0]
 
     def replace_modules(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> None:
-        """Replace the ``forward`` of each module in ``modules`` by a placeholder. The caller restores the modules."""
+        """Replace the ``forward`` of each module in ``modules`` by a placeholder; the caller must restore it."""
         if modules:
             self._results = _observe_calls(root, modules, inputs)
         for name, module in modules.items():
@@ -59,7 +59,7 @@ class DeclaredCalls:
         return pytree.tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, few)
 
     def _like(self, of_two: Tensor, of_three: Tensor) -> Tensor:
-        """Return an empty tensor in the shape of a result for this batch, inferred from results for 2 and 3 samples."""
+        """Return an empty tensor with a module's result shape for this batch, given results for 2 and 3 samples."""
         shape: list[Any] = []
         for two, three in zip(of_two.shape, of_three.shape, strict=True):
             each, rest = divmod(two, _BATCHES[0])

@@ -50,7 +50,7 @@ class Exported:
     guards: list[str] = field(default_factory=list)
 
     def copied(self) -> Exported:
-        """Return a copy with a graph that may be changed. New nodes get equal names in training and evaluation mode."""
+        """Return a copy whose graph may be edited; its nodes are renamed, so that names in both modes match."""
         found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in self.graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
@@ -71,7 +71,7 @@ class Exported:
 
 
 class _Root(nn.Module):
-    """Module that calls the backbone with a uniform signature: from a list of input tensors to features."""
+    """Module for torch.export that calls the backbone with one signature: a list of input tensors in, features out."""
 
     def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Root(nn.Module):
 
 
 class _RefuseOutsideTensors(TorchFunctionMode):
-    """Torch mode that raises ModelError if forward uses a trainable tensor outside the backbone (export freezes it)."""
+    """Torch mode that raises ModelError if forward uses a trainable tensor that is no parameter of the backbone."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) 
 def export(
     backbone: nn.Module, inputs: Inputs, *, training: bool, frozen: Collection[str], task_owned: Collection[str]
 ) -> Exported:
-    """Return the graph that torch.export traces of a backbone, in training (``training=True``) or evaluation mode."""
+    """Trace a backbone with torch.export in training (``training=True``) or evaluation mode, and return its graph."""
     calls = DeclaredCalls()
     root = _Root(backbone, inputs, calls)
     modules = dict(backbone.named_modules())
@@ -166,7 +166,7 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
 
 
 def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
-    """Return the exported program for batches of any size, and if ``any_size`` for inputs of any size (slower)."""
+    """Export ``root`` for any batch size and, if ``any_size``, any input size as well (slower); return the program."""
     free = [dict.fromkeys(range(t.dim()) if any_size else [0], torch.export.Dim.AUTO) for t in tensors]
     try:
         with _copied_sizes(), redirect_stderr(io.StringIO()):  # torch prints the graph if it fails
@@ -181,7 +181,7 @@ def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
 
 @contextmanager
 def _copied_sizes() -> Iterator[None]:
-    """During the block: allow ``deepcopy`` of a symbolic size, which returns the size itself, as for an integer."""
+    """Allow ``deepcopy`` of symbolic sizes during the block: it returns the size itself, as for an integer."""
     torch.SymInt.__deepcopy__ = lambda size, memo: size  # type: ignore[attr-defined]
     try:
         yield
@@ -253,14 +253,14 @@ def _record_sizes(exported: Exported, program: Any) -> None:
 
 
 def _is_size_condition(condition: Any, free: Collection[str]) -> bool:
-    """Return True if a condition compares input sizes with each other or with a number."""
+    """Return True if a condition compares only input sizes, with each other or with a number."""
     # Conditions on sizes of intermediate values are ignored: nearly all concern torch's memory layout only.
     names = set(map(str, condition.free_symbols))
     return bool(names) and names <= set(free) and all(part.is_symbol or part.is_Integer for part in condition.args)
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace norms by calls that update no running statistics. Return the names of all other written buffers."""
+    """Replace norms by calls that update no running statistics; return the names of other buffers forward writes."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
@@ -294,7 +294,7 @@ def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
 
 
 def _before_norms(statistic: Any) -> Any:
-    """Return the buffer that had a running statistic's value before one or several calls of its norm."""
+    """Return the graph node that a running statistic was before one or several calls of its norm updated it."""
     while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
         norm, number = statistic.args
         if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]
@@ -308,7 +308,7 @@ _NORMS_OF_EXPORT: dict[Any, Callable[..., tuple[Any, ...]]] = {
     ATEN._native_batch_norm_legit_no_training.default: lambda *args: (*args[:5], False, *args[5:]),
     ATEN._native_batch_norm_legit.no_stats: lambda *args: (*args[:3], None, None, *args[3:]),
 }
-"""Norm operation written by torch's functionalisation → arguments of a plain norm, except the last argument."""
+"""Dict of norm operation in exported graphs to a function that returns ``batch_norm``'s arguments except the last."""
 
 
 def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> None:
@@ -390,7 +390,7 @@ def _detach(graph: fx.Graph, result: Any) -> Any:
 
 
 def remove_in_place(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
-    """Replace in-place operations whose old value no other node reads. Return True if no in-place operation is left."""
+    """Replace in-place operations by pure ones if no other node reads the old value; return True if none is left."""
     left = False
     for node in list(graph.nodes):
         if not _is_in_place(node):
@@ -467,7 +467,7 @@ _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
 
 
 def advice_to_declare(name: str, *options: str) -> str:
-    """Return advice for an error message: how to declare a module frozen or task-owned (not the backbone itself)."""
+    """Return advice for an error message: how to declare a module frozen or task-owned (a copy per task)."""
     meaning = {"frozen": "trained only by the first task", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
     part = "declare the module that holds it:" if name else "move that part into a module of its own and declare it,"

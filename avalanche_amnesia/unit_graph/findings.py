@@ -33,7 +33,7 @@ class Finding:
 
 
 class Unsupported(Exception):
-    """Error that a rule raises for an operation it can't mask.
+    """Error that a rule (function that traces one kind of operation) raises for an operation it can't mask.
 
     Args:
         reason: why the operation can't be masked.
@@ -64,7 +64,7 @@ def make_bake_fix(name: str) -> Fix:
 
 
 def make_drop_fix(names: Sequence[str]) -> Fix:
-    """Return a function that removes the parameters in ``names`` from a model, and modules left empty."""
+    """Return a function that removes the parameters in ``names`` from a model, and modules that this leaves empty."""
 
     def change(model: nn.Module) -> None:
         for name in names:

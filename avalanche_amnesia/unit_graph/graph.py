@@ -1,4 +1,4 @@
-"""The unit graph: the units that each weight of a backbone depends on, and the parameters that a mask uses."""
+"""The unit graph: the units (masked layer outputs) that each parameter connects, and so the parameters a mask uses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Between = Literal["min", "max"]
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 LayerKey = tuple[tuple[tuple[str, int | None], ...], str, int]
-"""Parameters of a layer's weight with hashes of the used entries (None: all), the layer's kind and number of units."""
+"""Key of a layer: its weight's parameters with hashes of the used entries (None: all), its kind and number of units."""
 _MUCH_LESS = 0.6
-"""Largest share of open weight entries at which selecting them is faster: ``benchmarks/open_entries.py``."""
+"""Largest share of used weight entries at which computing only these is faster: ``benchmarks/open_entries.py``."""
 
 
 class OpenEntries(NamedTuple):
-    """Rows (units) and columns (inputs) of a weight that a mask uses (None: all), and the fraction of unused ones."""
+    """Rows (units) and columns (inputs) of a weight that a mask uses (None: all), and the share of unused entries."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -34,7 +34,7 @@ class OpenEntries(NamedTuple):
 
 
 class LazyMapping(Mapping[Key, Item]):
-    """Mapping that computes its values at each access. Stored values would be as large as the network."""
+    """Mapping that computes its values at each access, because stored values would be as large as the network."""
 
     def __init__(self, keys: Collection[Key], compute: Callable[[Key], Item]) -> None:
         self._keys, self._compute = keys, compute
@@ -56,7 +56,7 @@ class LazyMapping(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer whose outputs are units with a mask; ``sets``, ``(units,)``: number of each unit's set in UnitSets."""
+    """A layer whose outputs are units with a mask; ``sets``: number, in UnitSets, of the set of each single unit."""
 
     name: str
     units: int
@@ -121,7 +121,7 @@ class UnitGraph:
         return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return parameter name → bool tensor, True at entries that a mask uses (:meth:`parameter_use` above 0).
+        """Return the entries that a mask uses: mapping from parameter name to bool tensor (:meth:`parameter_use` > 0).
 
         Args:
             mask: layer name → ``(units,)``, bool.
@@ -140,7 +140,7 @@ class UnitGraph:
         return LazyMapping(self.factors, cover)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Return weight name → rows and columns that the mask ``units``, ``(n_units,)``, uses, if they are few."""
+        """Return the rows and columns of each weight that the mask ``units``, ``(n_units,)``, uses, if they are few."""
         of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
@@ -156,7 +156,7 @@ class UnitGraph:
         return found
 
     def sources(self, layer: str) -> Tensor | None:
-        """Return the numbers of the unit sets that feed a layer; None if no weight connects the layer to inputs."""
+        """Return, for each input of a layer, the set of units it depends on, as a number; None without such inputs."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
@@ -174,9 +174,9 @@ class UnitGraph:
 
 @dataclass
 class Draft:
-    """A unit graph under construction, filled by walks over the backbone's graphs in training and evaluation mode."""
+    """A unit graph (the units that each parameter connects) under construction, filled by tracing a backbone twice."""
 
-    ungated: frozenset[LayerKey] = frozenset()  # layers whose outputs get no gate, see needless()
+    ungated: frozenset[LayerKey] = frozenset()  # layers whose outputs get no gate, see layers_without_mask()
     biases: set[str] = field(default_factory=set)  # of layers with gates
     loose: set[str] = field(default_factory=set)  # biases without a gate: each task needs its own copy
     sets: UnitSets = field(default_factory=UnitSets)
@@ -190,7 +190,7 @@ class Draft:
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """Return the layer of a weight. The first call creates the layer; later calls, in either mode, return it."""
+        """Return the layer of a weight, created at the first call under the first free name in ``wanted``."""
         places = tuple((p.name, None if p.whole else hash(p.index.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
@@ -208,8 +208,8 @@ class Draft:
             self.layers[name] = WeightedLayer(name, units, kind, self.sets.add_layer(units))
         return self.layers[name]
 
-    def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Record the unit sets that a parameter's entries depend on. A task uses an entry if it uses all these sets."""
+    def record(self, parameter: ParameterValue, *factors: Tensor) -> None:
+        """Record the units (sets ``factors``) that a parameter's entries connect; a used entry needs all of them."""
         for part in parameter.parts:
             if part.owned:
                 continue
@@ -226,7 +226,7 @@ class Draft:
             self.factors[part.name] = tuple(map(compact, new))
 
     def layers_without_mask(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
-        """Return the layers whose outputs need no mask: the masks of their inputs already control the weights.
+        """Return the layers that need no mask, because their inputs' masks control the weights; and their biases.
 
         An example is the output of a low-rank adapter: every task reads the sum it is added to. Without a gate a
         weight belongs to its input unit (a rank) and reaches every output. The names of the layers' biases are
@@ -248,7 +248,7 @@ class Draft:
         return frozenset(keys), biases
 
     def _source_factors(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Convert unit sets of a computed tensor's entries to unit sets of the entries of its source parameter."""
+        """Return the unit sets of a parameter's entries, given those (``factors``) of a tensor computed from it."""
         if part.whole:
             return factors
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1
@@ -260,5 +260,5 @@ class Draft:
 
 
 def _is_whole_layer(factor: Tensor, sets: Tensor) -> bool:
-    """Return True if ``factor``, flattened, equals ``sets``, the set numbers of a layer's units."""
+    """Return True if the set numbers ``factor``, flattened, are exactly those of a layer's units, ``sets``."""
     return torch.equal(factor.reshape(-1), sets)

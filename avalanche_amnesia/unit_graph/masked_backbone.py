@@ -55,7 +55,7 @@ class Program:
             nodes.append(self.graph.create_node(op, target, filled[0], filled[1], name))
 
     def as_function(self, module: nn.Module) -> Callable[..., Tensor]:
-        """Return the graph as a function ``(module, *inputs, own modules, masks) → features``."""
+        """Return the graph as a function that maps a module, inputs, the task's own modules and masks to features."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         graph.output(graph.graph_copy(self.graph, copies))
@@ -104,7 +104,7 @@ class Sizes:
 
 @dataclass
 class Trace:
-    """Masked graphs and unit graph of a backbone, without parameters. Backbones of the same structure share a trace."""
+    """Result of tracing a backbone, without parameters: its masked graphs and unit graph, shared by equal backbones."""
 
     programs: dict[bool, Program]
     sizes: dict[bool, Sizes]
@@ -159,7 +159,7 @@ class MaskedBackbone(nn.Module):
         return self._forwards[self.training](self, *tensors, own, masks)
 
     def train(self, mode: bool = True) -> MaskedBackbone:
-        """Set training mode, except for frozen modules: there, each task would change the running statistics."""
+        """Set training mode, except for frozen modules, because each task would change their running statistics."""
         super().train(mode)
         self._eval_frozen()
         return self

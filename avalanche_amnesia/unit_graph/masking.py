@@ -21,11 +21,11 @@ from avalanche_amnesia.unit_graph.graph import Draft, OpenEntries
 from avalanche_amnesia.unit_graph.values import ALWAYS, compact
 
 WORTH_IT = 3_000_000
-"""Number of products (entry times input) above which skipping them saves time: ``benchmarks/open_entries.py``."""
+"""Number of multiplications above which skipping them saves time: ``benchmarks/open_entries.py``."""
 
 
 def apply_mask(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return ``values · mask``, with +0 where the mask is 0. Without a mask all units are open.
+    """Return ``values · mask``, with +0 (never −0) where the mask is 0; return ``values`` if ``mask`` is None.
 
     A product turns negative values into −0, so an unprotected sign would remain visible to ``copysign``,
     ``signbit``, ``atan2`` or a division. Adding +0 removes that sign and changes no other value.
@@ -34,13 +34,13 @@ def apply_mask(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def use_of_sets(masks: Sequence[Tensor], members: Tensor) -> Tensor:
-    """Return the mask value of each set of units, ``(sets,)``: the maximum over the units in the set."""
+    """Return the mask value of each set of units: the maximum over its units, listed in one column of ``members``."""
     known = torch.cat([*masks, masks[0].new_tensor([1.0, 0.0])])
     return known[members].amax(0)
 
 
 def call_owned(own: Mapping[str, nn.Module], name: str, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of the task's own copy of the module ``name``."""
+    """Run the task's own copy of the module ``name``, and return its result."""
     return own[name](*args, **kwargs)
 
 
@@ -50,7 +50,7 @@ def owned_parameter(own: Mapping[str, nn.Module], name: str) -> Tensor:
 
 
 def tensor_in(result: Any, number: int) -> Tensor:
-    """Return tensor ``number`` in a declared module's result: a tensor, a tuple, a mapping or a similar container."""
+    """Return the ``number``-th tensor in a module's result: a tensor, or a tuple, mapping or similar container."""
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)][number]
 
 
@@ -58,7 +58,7 @@ def tensor_in(result: Any, number: int) -> Tensor:
 
 
 class LayerMasks(dict[str, Tensor]):
-    """Dict: layer name → mask; ``entries``: weight name → rows and columns to compute, for mostly unused weights."""
+    """Dict of layer name to mask; ``entries``: for weights with few used entries, the rows and columns to compute."""
 
     entries: Mapping[str, OpenEntries]
 
@@ -85,13 +85,13 @@ AS_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     _ATEN.conv2d.padding: torch.conv2d,
     _ATEN.conv3d.padding: torch.conv3d,
 }
-"""Operations of a traced graph → functions in their place; a view may fail for another memory layout."""
+"""Dict of operation in a traced graph to the function called instead; a view may fail for another memory layout."""
 
 
 def run_open_units(
     masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
-    """Apply a linear or convolution layer. Skip weights of closed units (the results are 0) if this saves time."""
+    """Apply a linear or convolution layer; leave out closed units (mask 0, so results 0) if this saves time."""
     operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
     entries = masks.entries.get(name) if isinstance(masks, LayerMasks) else None
     if entries is None or entries.saved * weight.numel() * (x.numel() // x.shape[axis]) < WORTH_IT:
@@ -115,7 +115,7 @@ _GROUPS = 6
 
 
 def skip_closed_units(graph: fx.Graph) -> None:
-    """Replace linear and ungrouped convolution calls by calls of :func:`run_open_units`, which skips closed units."""
+    """Replace linear and ungrouped convolution calls by :func:`run_open_units`, which skips closed units (mask 0)."""
     masks = next(node for node in graph.nodes if node.op == "placeholder" and node.target == "masks")
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _OPERATIONS or node.kwargs:
@@ -141,7 +141,7 @@ class MaskNodes:
         self._emitted: dict[object, fx.Node] = {}
 
     def emit(self, ids: Tensor) -> fx.Node | None:
-        """Return a node with the masks of the unit sets ``ids``, broadcasting to ``ids``; None if no set has a mask."""
+        """Return a graph node that computes the masks of the unit sets ``ids``; None if none of them has a mask."""
         small = compact(ids)
         while small.dim() > 1 and small.shape[0] == 1:
             small = small[0]
@@ -172,7 +172,7 @@ class MaskNodes:
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
 
     def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
-        """Return the layers whose units, one layer after another, are exactly ``units``; None if there are none."""
+        """Return the names of layers whose units, joined in order, are exactly ``units``; None if there are none."""
         result, at = [], 0
         starts = {int(self.draft.sets.members(int(layer.sets[0]))[0]): layer for layer in self.draft.layers.values()}
         while at < len(units):

@@ -34,7 +34,7 @@ def _copy_parameter(initial: Tensor) -> nn.Parameter:
 
 
 class TaskNorm(nn.Module):
-    """A normalisation layer of one task. The unit mask scales its weight and bias, so that masked units are +0.
+    """A normalisation layer of one task. The unit mask scales its weight and bias, so that masked units output +0.
 
     Norms that mix units (layer, rms, group) take their statistics only over the units in the mask:
     ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, if ``x`` is zero where ``a`` is.
@@ -52,7 +52,7 @@ class TaskNorm(nn.Module):
         return weight, torch.zeros_like(weight) if self.bias is None else (self.bias * mask).add_(0.0)
 
     @torch.no_grad()
-    def keep(self, template: TaskNorm, use: Tensor) -> None:
+    def reset_unused(self, template: TaskNorm, use: Tensor) -> None:
         """Reset entries outside the mask ``use`` to the values in ``template``, so that unused units store nothing."""
         mine, theirs = ((*norm.parameters(), *norm.buffers()) for norm in (self, template))
         for value, initial in zip(mine, theirs, strict=True):
@@ -146,7 +146,7 @@ _NORMS: dict[NormKind, type[TaskNorm]] = {
 
 @dataclass(frozen=True)
 class OwnedSpec:
-    """Description of a task-owned module or parameter: :meth:`make` returns a task's copy of the part."""
+    """Description of a task-owned module or parameter, from which :meth:`make` makes a task's copy."""
 
     name: str
     parameters: tuple[str | None, ...] = ()
@@ -175,7 +175,7 @@ class OwnedSpec:
 
 
 class OwnModules(nn.ModuleDict):
-    """A task's own copies of modules: name inside the backbone → module. The task's head is stored elsewhere."""
+    """A task's own copies of backbone modules (without its head), by the module's name inside the backbone."""
 
     learning = True
 
@@ -203,9 +203,9 @@ class OwnModules(nn.ModuleDict):
         self.train(mode)
 
     def settle(self, fresh: OwnModules, owned: Mapping[str, OwnedSpec], use: Tensor) -> None:
-        """After a task's training: set evaluation mode, and reset norms outside the task's mask to initial values."""
+        """After a task's training: set evaluation mode, and reset norms outside the mask ``use`` to initial values."""
         self.learn(False, False)
         for name, spec in owned.items():
             mine, template = self[name], fresh[name]
             if isinstance(mine, TaskNorm) and isinstance(template, TaskNorm) and spec.sets is not None:
-                mine.keep(template, use[spec.sets.to(use.device)])
+                mine.reset_unused(template, use[spec.sets.to(use.device)])

@@ -1,4 +1,4 @@
-"""Tracing of a backbone: returns its masked form and its unit graph, or all reasons why it can't be masked."""
+"""Tracing of a backbone: returns its form with masks and its unit graph, or all reasons why it can't be masked."""
 
 import copy
 import enum
@@ -63,7 +63,7 @@ _known: Cache[Trace] = Cache(32)
 def trace_backbone(
     backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
 ) -> tuple[MaskedBackbone, UnitGraph]:
-    """Return (backbone with a mask per weighted layer, its unit graph). ``trial``: also test the masked backbone."""
+    """Return a backbone's form with a mask per weighted layer, and its unit graph; if ``trial``, also test masks."""
     check_backbone(backbone)
     found, findings = examine(backbone, input_shape, **options)
     if found is None:
@@ -91,7 +91,7 @@ def examine(
     frozen: Collection[str] = (),
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
-    """Trace a backbone. Return (:class:`Trace` or None, list of all reasons why the backbone can't be masked)."""
+    """Trace a backbone; return the :class:`Trace` (None if it can't be masked) and a list of all reasons against it."""
     checks.one_of("norm", norm, NormChoice)
     if input_shape is not None:
         if isinstance(input_shape, str) or not isinstance(input_shape, Iterable):
@@ -150,7 +150,7 @@ class _Tracing:
     known: dict[bool, Exported] = field(default_factory=dict)
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
-        """Trace training and evaluation mode. Return (trace or None, list of reasons why masking is impossible)."""
+        """Trace training and evaluation mode; return the trace (or None) and the reasons why masking is impossible."""
         trace, findings = self._trace_both()
         if trace is None or all(parameter.requires_grad for parameter in self.backbone.parameters()):
             return trace, findings
@@ -244,7 +244,7 @@ def _task_owned_parameters(backbone: nn.Module, draft: Draft) -> frozenset[str]:
 
 
 def _find_uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
-    """Return a list of one finding that names all trainable parameters outside masked layers; else an empty list."""
+    """Return a list with one finding, which names all trainable parameters outside masked layers; empty if none are."""
     cut = tuple(f"{name}." for name in left_out)
     loose = [
         name
@@ -286,7 +286,7 @@ def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **
 
 
 def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> nn.Module:
-    """Return a copy of a backbone, changed for masking; changes that would alter its features are left out.
+    """Return a copy of a backbone, changed so that it can be masked, without changes that would alter its features.
 
     Stateful parametrisations (spectral norm) are baked in, and modules that forward never reads are removed.
     A fix is kept only if features of random inputs stay equal. ``validate(fix(model))`` lists the other findings.
@@ -333,7 +333,7 @@ def _features(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) -> Hashable | None:
-    """Return a cache key (module types, attributes, tensor shapes and types), or None if an attribute has no key."""
+    """Return a backbone's cache key (module types, attributes, tensor shapes), or None if an attribute has no key."""
     parts: list[Hashable] = [options, torch.get_default_dtype()]
     numbers = defaultdict[int, int](itertools.count().__next__)  # of modules and parameters, which may be shared
     try:
@@ -362,7 +362,7 @@ def _type_of(tensor: Tensor) -> Hashable:
 
 
 def _content(tensor: Tensor) -> Hashable:
-    """Return a tensor's type, shape and hash of its values, because forward may use the values as indices."""
+    """Return a cache key for a tensor, with a hash of its values, because forward may use the values as indices."""
     if tensor.numel() > _LARGEST:
         raise _NoKeyError
     return (*_type_of(tensor), tensor_hash(tensor))  # type: ignore[misc]

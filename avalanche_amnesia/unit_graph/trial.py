@@ -61,7 +61,7 @@ def check_masks(module: MaskedBackbone, graph: UnitGraph) -> None:
 
 @torch.no_grad()
 def compare(backbone: nn.Module, module: MaskedBackbone, graph: UnitGraph) -> None:
-    """Raise ModelError if a backbone and its masked form return different features under fully open masks."""
+    """Raise ModelError if a backbone and its masked form return different features although all masks are 1."""
     like = first_float(module)
     x = graph.inputs.batch(_n_samples(graph), None, like)
     open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}

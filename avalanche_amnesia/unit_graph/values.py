@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx
 
 ALWAYS = 0
-"""The set that no mask covers: the network's input, or entries that may be non-zero under every mask."""
+"""Number of the set that no mask affects: the network's input, or entries that may be non-zero under every mask."""
 NOTHING = 1
-"""The empty set: an entry that is zero under every mask (padding)."""
+"""Number of the empty set: an entry that is zero under every mask (padding)."""
 
 # The number of sets explodes if channels and positions mix repeatedly (MLP-Mixer). Beyond these bounds an entry
 # counts as always in use, which protects more than necessary.
@@ -30,7 +30,7 @@ _MOST_SETS = 400_000
 
 
 class UnitSets:
-    """Numbered sets of units from all layers; an integer tensor can store one set number per entry."""
+    """Numbered sets of units, so that an integer tensor can store, for each entry, the units that it depends on."""
 
     def __init__(self) -> None:
         self.n_units = 0
@@ -77,7 +77,7 @@ class UnitSets:
         return numbers[place].reshape(a.shape).expand(first.shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
-        """Return the union of the sets ``ids`` in each group, ``(n_groups,)``; ``NOTHING`` for an empty group."""
+        """Return each group's union of sets (set ``ids[i]`` is in group ``groups[i]``); ``NOTHING`` for no set."""
         a, b = torch.broadcast_tensors(*map(compact, torch.broadcast_tensors(groups, ids)))
         group, number = a.reshape(-1), b.reshape(-1)
         if bool((torch.bincount(group) > 1).any()):  # sorting is slow: skip it if no group has several entries
@@ -110,14 +110,14 @@ class UnitSets:
     # Use of sets under masks ----------------------------------------------------------------------------------
 
     def table(self, numbers: Sequence[int]) -> Tensor:
-        """Return a tensor with the units of one set per column; ``n_units`` is ALWAYS, ``n_units + 1`` is NOTHING."""
+        """Return a tensor with one set's units per column; ``n_units`` means ALWAYS, and ``n_units + 1`` NOTHING."""
         ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
         rows = [ends.get(number) or sorted(self._sets[number]) for number in numbers]
         width = max(map(len, rows))
         return torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs (set numbers, table of their units) of all sets, grouped by size so that tables are narrow."""
+        """Return all sets as pairs of set numbers and a table of their units, grouped by size to keep tables narrow."""
         if self._tables is None or self._tables[0][0].device != device:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):
@@ -148,7 +148,7 @@ def compact(ids: Tensor) -> Tensor:
 
 
 class Masked(IntEnum):
-    """Knowledge of the masked entries of a traced tensor, from most (``ZERO``) to least (``DIRTY``)."""
+    """Possible contents of a traced tensor's masked entries, from safest (``ZERO``) to least safe (``DIRTY``)."""
 
     ZERO = 0
     """Exactly zero."""
@@ -160,7 +160,7 @@ class Masked(IntEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """A computed tensor: for each entry the units that it depends on, and what masked entries contain (``Masked``).
+    """A traced tensor: for each entry the set of units it depends on, and what masked entries contain (``Masked``).
 
     Every entry is a function of the input and of parameters that the task's mask protects, unless it is DIRTY.
     """
@@ -178,7 +178,7 @@ class Value:
         return self.ids.shape
 
     def like(self, ids: Tensor | None = None, masked: Masked | None = None) -> Value:
-        """Return a copy with other set numbers ``ids``, or another state ``masked`` of masked entries."""
+        """Return a copy with other set numbers ``ids`` of its units, or other contents ``masked`` of masked entries."""
         return Value(self.ids if ids is None else ids, self.masked if masked is None else masked)
 
     @property
@@ -216,7 +216,7 @@ class Dependence:
         return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
     def combine_entries(self, result: Tensor) -> Dependence:
-        """Return the dependence of a new tensor: its entry ``i`` combines all entries here with ``result == i``."""
+        """Return the dependence of a new tensor whose entry ``i`` combines this one's entries with ``result == i``."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.index, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
@@ -226,7 +226,7 @@ class Dependence:
 
 
 def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
-    """Return the number of each node's connected component, for ``n`` nodes with edges ``first`` → ``second``."""
+    """Return the number of each node's connected component; ``n`` nodes, edges from ``first[i]`` to ``second[i]``."""
     least = torch.arange(n)
     while True:
         before = least
@@ -282,7 +282,7 @@ class ParameterValue:
 
 
 def combine(shape: torch.Size, operands: list[ParameterValue]) -> ParameterValue:
-    """Return a tensor whose entries depend on the operands' entries at the same position, with broadcasting."""
+    """Return the result of an elementwise operation: entries depend on the operands' entries at the same position."""
     parts: list[Dependence] = []
     for operand in operands:
         for part in operand.parts:
@@ -307,7 +307,7 @@ def filled(ids: Tensor) -> Tensor:
 
 
 def always_in_use(like: Tensor) -> Value:
-    """Return a :class:`Value` in the shape of ``like`` that no mask affects."""
+    """Return a :class:`Value` (traced tensor) in the shape of ``like`` that no mask affects."""
     return Value(torch.full((), ALWAYS).expand(like.shape))
 
 

@@ -1,4 +1,4 @@
-"""Walk over a backbone's graph: compute the sets of units of every value by rules, and insert masks.
+"""Pass over a backbone's traced graph: find the units that each tensor depends on, by rules, and insert masks.
 
 Each weighted layer gets its own units. Its mask multiplies its output directly, or is folded into the norm that
 follows. Each operation has a rule (see :mod:`~avalanche_amnesia.unit_graph.rules`) that returns the units of
@@ -40,7 +40,7 @@ from avalanche_amnesia.unit_graph.values import (
 Rule = Callable[..., Any]
 
 RULES: dict[Any, Rule] = {}
-"""Rules on values, by overload (``torch.ops.aten.add.Tensor``) or by all overloads (``torch.ops.aten.add``)."""
+"""Rules on tensors computed from the input, by overload (``aten.add.Tensor``) or by all overloads (``aten.add``)."""
 DERIVATIONS: dict[Any, Rule] = {}
 """Rules for operations on parameters only, by overload or by all overloads."""
 NEEDS_ZEROS: set[Rule] = set()
@@ -49,7 +49,7 @@ NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_n
 
 
 def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a rule for operations on tensors computed from the input.
+    """Return a decorator that registers a function as the rule for operations on tensors computed from the input.
 
     Args:
         targets: operations of torch, with or without the name of an overload; any registered operator will do.
@@ -85,12 +85,12 @@ def _registering(rules: dict[Any, Rule], targets: tuple[Any, ...], zeros: bool =
 
 
 def rule_of(rules: dict[Any, Rule], target: Any) -> Rule | None:
-    """Return the rule that a table has for an operation or for all its overloads, or None."""
+    """Return the rule in the table ``rules`` for an operation or for all its overloads, or None if there is none."""
     return rules.get(target) or rules.get(getattr(target, "overloadpacket", None))
 
 
 class Walk:
-    """One pass over a backbone's graph in training or evaluation mode, which applies rules and inserts masks."""
+    """One pass over a backbone's graph, in training or evaluation mode: traces units by rules, and inserts masks."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Walk:
         self._masked: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> Tensor | None:
-        """Apply the rules to all nodes; return each feature's set number, ``(features,)``, or None if a node fails."""
+        """Apply the rules to all nodes; return the number of each feature's unit set, or None if a rule fails."""
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in places:
             self.values[node] = always_in_use(self.result(node))
@@ -202,7 +202,7 @@ class Walk:
         return self.buffers[name].detach().cpu()
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operation on constants. Compute it now, unless it differs at every call."""
+        """Return the result of an operation on constants, computed now unless it differs at every call."""
         target: Any = node.target
         if _draws(node) or "empty" in str(target):
             return _always_in_use(self.result(node))
@@ -225,7 +225,7 @@ class Walk:
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Handle an operation without a rule: mask inputs that other tasks may change; no mask affects the result."""
+        """Trace an operation without a rule: mask inputs that other tasks may change; no mask affects the result."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
@@ -234,12 +234,12 @@ class Walk:
             )
         for parameter in given:
             # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and only the first task trains them.
-            self.draft.use(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
+            self.draft.record(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
         self.zero_inputs(node, dirty_only=True)
         return _always_in_use(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
-        """Return a node's results as meta tensors (shape and type only), for ``EXPORTED_BATCH`` samples."""
+        """Return the shape and type of a node's results, as meta tensors for ``EXPORTED_BATCH`` samples."""
         try:
             return map_leaves(node.meta["val"], self._as_meta)
         except ValueError as error:
@@ -254,7 +254,7 @@ class Walk:
         return self.exported.size(leaf, EXPORTED_BATCH)
 
     def value(self, x: Any) -> Value:
-        """Return the input ``x`` of a layer as a Value; raise Unsupported if ``x`` is a parameter."""
+        """Return a layer's input as a Value (units that each entry depends on); raise Unsupported for a parameter."""
         if isinstance(x, Tensor):
             return always_in_use(x)
         if not isinstance(x, Value):
@@ -265,7 +265,7 @@ class Walk:
         return x
 
     def whole(self, name: str, owned: bool = False) -> ParameterValue:
-        """Return the backbone's parameter ``name`` as a ParameterValue."""
+        """Return the backbone's parameter ``name`` as a ParameterValue (parameter entries that a tensor depends on)."""
         parameter = self.parameters[name]
         if not parameter.requires_grad and not owned:
             return ParameterValue(parameter.shape, ())
@@ -280,7 +280,7 @@ class Walk:
         return made
 
     def zero_inputs(self, node: fx.Node, *, dirty_only: bool = False) -> None:
-        """Insert masks before a node that zero the masked entries of its inputs. ``dirty_only``: only DIRTY inputs."""
+        """Insert masks so that a node reads 0 at masked entries; ``dirty_only``: only if other tasks change them."""
         for source in list(node.all_input_nodes):
             value = self.values.get(source)
             # Constant masked entries (one half after a sigmoid) hold no other task's data: only some rules need zeros.
@@ -361,7 +361,7 @@ _SHAPE_FIX = "write it with operations whose shapes do not depend on the data"
 
 
 def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation on parameters without a rule: each entry depends on all operands' entries."""
+    """Trace an operation on parameters that has no rule: each entry depends on all entries of all operands."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
 
     def one(result: Any) -> Any:

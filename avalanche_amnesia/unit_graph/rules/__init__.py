@@ -1,4 +1,4 @@
-"""Rules for the effect of operations on masked units; one file per family of operations."""
+"""Rules that trace masked units through operations: the units a result depends on. One file per kind of operation."""
 
 from avalanche_amnesia.unit_graph.rules import derived, elementwise, mixing, owned, shapes, weighted
 

@@ -15,14 +15,14 @@ A: Any = torch.ops.aten
 @derives(*elementwise.SAME_VALUES, *elementwise.KEEP_ZERO, *elementwise.LIFT, *elementwise.POLES, A.prelu)
 @derives(A.add, A.sub, A.rsub, A.mul, A.div, A.pow, A.addcmul, A.maximum, A.minimum, A.where, A.lerp)
 def entry_by_entry(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> ParameterValue:
-    """Return the result of an elementwise operation: an entry depends on the operands' entries at the same position."""
+    """Trace an elementwise operation on parameters: an entry depends on the operands' entries at the same position."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
     return combine(walk.result(node).shape, operands)
 
 
 @derives(A.matmul, A.mm, A.bmm)
 def product_of_parameters(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the matrix product ``AB`` of parameters: an entry depends on a row of ``A`` and a column of ``B``."""
+    """Trace the product ``AB`` of parameters: an entry depends on a row of ``A`` and a column of ``B``."""
     operands = [(a, -1), (b, -2)]
     if any(isinstance(x, (ParameterValue, Tensor)) and len(x.shape) < 2 for x, _ in operands):
         return all_of_all(walk, node, a, b)
@@ -31,7 +31,7 @@ def product_of_parameters(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 
 def reduce_over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
-    """Return the traced result of any reduction (sum, maximum …) over ``dims``: only what it depends on is known."""
+    """Trace any reduction of a parameter over ``dims`` (sum, maximum …): an entry depends on all entries it reduces."""
     dims = [dim % len(x.shape) for dim in dims]
     kept = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
     numbers = torch.arange(torch.Size(kept).numel()).reshape(kept)
@@ -41,7 +41,7 @@ def reduce_over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterV
 
 @derives(A.mean, A.sum, A.amax, A.amin, A.var, A.std, A.norm, A.linalg_vector_norm)
 def reduce_parameter(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """Return a mean, norm or similar reduction of a parameter: an entry depends on all entries that it reduces."""
+    """Trace a mean, norm or similar reduction of a parameter: an entry depends on all entries that it reduces."""
     dims = reduced_dims(node, len(x.shape)) if isinstance(x, ParameterValue) else None
     result = walk.result(node)
     if dims is None or not isinstance(result, Tensor):
@@ -61,7 +61,7 @@ def reduced_dims(node: fx.Node, count: int) -> list[int] | None:
 
 @derives(A.batch_norm)
 def standardised_weight(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Return a weight standardised by ``batch_norm`` as if it were a batch: an entry depends on its whole channel."""
+    """Trace a weight standardised by ``batch_norm`` as if it were a batch: an entry depends on its whole channel."""
     if not isinstance(x, ParameterValue):
         return all_of_all(walk, node, x, *rest, **options)
     by_channel = reduce_over(x, [dim for dim in range(len(x.shape)) if dim != 1], keepdim=True)
@@ -72,7 +72,7 @@ def standardised_weight(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options
 
 @derives(A._weight_norm)
 def weight_norm(walk: Walk, node: fx.Node, v: Any, g: Any, dim: int = 0) -> Any:
-    """Return the weight ``g · v / ‖v‖``: an entry depends on all entries of ``v`` with the same index along ``dim``."""
+    """Trace the weight ``g · v / ‖v‖``: an entry depends on all entries of ``v`` with the same index along ``dim``."""
     if not isinstance(v, ParameterValue):
         return all_of_all(walk, node, v, g, dim)
     norms = reduce_over(v, [d for d in range(len(v.shape)) if d != dim % len(v.shape)], keepdim=True)
@@ -81,5 +81,5 @@ def weight_norm(walk: Walk, node: fx.Node, v: Any, g: Any, dim: int = 0) -> Any:
 
 @derives(A.softmax, A.log_softmax)
 def softmax_of_parameter(walk: Walk, node: fx.Node, x: Any, dim: int, *rest: Any) -> Any:
-    """Return the softmax of a parameter: an entry depends on all entries along ``dim``."""
+    """Trace the softmax of a parameter: an entry depends on all entries along ``dim``."""
     return combine(x.shape, [reduce_over(x, [dim], keepdim=True)])

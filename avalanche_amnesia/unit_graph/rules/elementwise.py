@@ -33,7 +33,7 @@ POLES = (A.log, A.log2, A.log10, A.reciprocal, A.rsqrt, A.sqrt)
 
 @rule(A.add, A.sub, A.rsub, A.subtract)
 def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -> Value:
-    """Return the units that each entry of a sum or difference depends on: the units of both operands' entries."""
+    """Trace units through a sum or difference: an entry depends on the units of both operands' entries."""
     if isinstance(a, Value) and isinstance(b, Value):
         return Value(walk.draft.sets.union(a.ids, b.ids), max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
@@ -42,7 +42,7 @@ def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -
 
 @rule(A.mul, A.multiply)
 def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
-    """Return the units that each entry of a product depends on. An entry is zero where either factor is zero."""
+    """Trace units through a product: an entry is zero where either factor is, so the units of one factor suffice."""
     if isinstance(a, Value) and isinstance(b, Value):
         shape = torch.broadcast_shapes(a.shape, b.shape)
         # Zero if one factor is. Prefer the factor that is zero under more masks, then the larger one.
@@ -56,7 +56,7 @@ def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
 
 
 def _units_with_constant(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
-    """Return the units of ``x`` after an operation with a constant or parameter. A parameter gets these units too."""
+    """Trace units of ``x`` through an operation with a constant or parameter. A parameter gets these units too."""
     with_constant = x.masked if with_constant is None else with_constant  # a product leaves masked entries unchanged
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
@@ -69,17 +69,17 @@ def _units_with_constant(walk: Walk, x: Any, other: Any, with_constant: Masked |
 
 
 def assign_units(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Record that a parameter's entries belong to the units ``ids``. Return the possible contents of masked entries."""
+    """Record that a parameter's entries belong to the unit sets ``ids``; return what its masked entries may contain."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
-        walk.draft.use(parameter, met)
+        walk.draft.record(parameter, met)
     return Masked.CONSTANT if parameter.fixed else Masked.DIRTY
 
 
 @rule(A.div, A.true_divide, A.floor_divide, A.remainder, A.fmod)
 def divide(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
-    """Return the units that each entry of a quotient depends on. An entry is zero where the numerator is zero."""
+    """Trace units through a quotient: an entry is zero where the numerator is zero."""
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
             raise Unsupported(
@@ -92,7 +92,7 @@ def divide(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
 
 @rule(A.pow)
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the units that each entry of ``a ** b`` depends on. Masked entries stay zero only for a number b >= 1."""
+    """Trace units through ``a ** b``: masked entries stay zero only if ``b`` is a number of at least 1."""
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b >= 1:
             return a
@@ -108,7 +108,7 @@ def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.addcmul)
 def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -> Any:
-    """Return the units that each entry of ``a + value · b · c`` depends on."""
+    """Trace units through ``a + value · b · c``, as through a product and a sum."""
     if not isinstance(b, Value) and not isinstance(c, Value):
         return walk.conservative(node)
     return add(walk, node, a, multiply(walk, node, b, c))
@@ -116,7 +116,7 @@ def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -
 
 @rule(A.maximum, A.minimum)
 def maximum(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the units that a maximum or minimum of two values depends on. An entry is zero where both values are."""
+    """Trace units through a maximum or minimum: an entry depends on both values' units, and is zero where both are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
         return walk.conservative(node)
     return add(walk, node, a, b)
@@ -124,7 +124,7 @@ def maximum(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.where)
 def select(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
-    """Return the units that each entry of ``torch.where`` depends on: the units of both operands and the condition."""
+    """Trace units through ``torch.where``: an entry depends on the units of both operands and of the condition."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
         return walk.conservative(node)
@@ -141,7 +141,7 @@ def select(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
 
 @rule(*SAME_VALUES, *KEEP_ZERO)
 def zero_preserving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Return the units that ``f(x)`` depends on, for ``f(0) = 0``: masked entries stay zero."""
+    """Trace units through a function with ``f(0) = 0``: masked entries stay zero."""
     if not isinstance(x, Value) or _has_varying_argument(rest, options):
         return walk.conservative(node)
     return x
@@ -149,7 +149,7 @@ def zero_preserving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: An
 
 @rule(*LIFT)
 def zero_moving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Return the units that ``f(x)`` depends on, for ``f(0) ≠ 0``: masked entries become a constant."""
+    """Trace units through a function with ``f(0) ≠ 0``: masked entries become a constant."""
     if not isinstance(x, Value) or _has_varying_argument(rest, options) or walk.result(node).shape != x.shape:
         return walk.conservative(node)
     return x.like(masked=max(x.masked, Masked.CONSTANT))
@@ -157,7 +157,7 @@ def zero_moving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -
 
 @rule(A.prelu)
 def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
-    """Return the units that each entry of PReLU depends on; the rule is that of a product with a learned slope."""
+    """Trace units through PReLU, as through a product with a learned slope."""
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
         return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
@@ -166,7 +166,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 
 @rule(*POLES)
 def singular_at_zero(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """Return the units that ``f(x)`` depends on. Raise Unsupported if masked entries are 0, where ``f`` is singular."""
+    """Trace units through a function that is singular at 0; raise Unsupported if masked entries are 0."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
             "masked units are zero, where this function or its slope is infinite", "add a small number first"

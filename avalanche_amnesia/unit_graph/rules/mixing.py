@@ -27,7 +27,7 @@ POOLS = (
 
 @rule(A.mean, A.sum, A.amax, A.amin, A.std, A.var, A.norm, A.linalg_vector_norm)
 def reduction(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """Return the units that each entry of a reduction depends on: the units of all reduced entries."""
+    """Trace units through a reduction (sum, mean …): an entry depends on the units of all entries that it reduces."""
     result = walk.result(node)
     dims = reduced_dims(node, len(x.shape))
     if not isinstance(x, Value) or not isinstance(result, Tensor) or dims is None:
@@ -40,7 +40,7 @@ def reduction(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> 
 
 @rule(A.cumsum)
 def cumulative_sum(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> Any:
-    """Return the units that each entry of a cumulative sum depends on: the units of all entries along ``dim``."""
+    """Trace units through a cumulative sum: to be safe, an entry depends on the units of all entries along ``dim``."""
     if not isinstance(x, Value):
         return walk.conservative(node)
     return x.like(walk.draft.sets.over(x.ids, [dim], keepdim=True).expand(x.shape))
@@ -48,7 +48,7 @@ def cumulative_sum(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) 
 
 @rule(*POOLS)
 def pooling(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """Return the units that each entry depends on after pooling or interpolation: the units of its whole channel."""
+    """Trace units through pooling or interpolation: an entry depends on the units of its whole channel."""
     if not isinstance(x, Value):
         return walk.conservative(node)
     axes = range(2 if "2d" in str(node.target) else 3 if "3d" in str(node.target) else 1)
@@ -63,7 +63,7 @@ def pooling(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
 
 @rule(A.matmul, A.bmm, A.mm)
 def matrix_product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Return the units that each entry of ``a @ b`` depends on; if ``b`` is a trained weight, record a new layer."""
+    """Trace units through ``a @ b``; if ``b`` is a trained weight, add a new layer to the unit graph."""
     if isinstance(a, Value) and isinstance(b, ParameterValue) and len(b.shape) == 2 and not b.fixed:
         walk.zero_inputs(node)
         return connect(walk, node, a, b, None, unit_axis=1)
@@ -87,7 +87,7 @@ def matrix_product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 def attention(
     walk: Walk, node: fx.Node, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
 ) -> Any:
-    """Return the units that each entry of an attention result depends on: the units of ``value`` at all positions."""
+    """Trace units through attention: an entry depends on the units of ``value`` at all positions."""
     for learned in (query, key, attn_mask):
         if isinstance(learned, ParameterValue):  # shared attention weights read it, so only the first task trains it
             assign_units(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))

@@ -1,4 +1,4 @@
-"""Rules for parts with a copy per task (task-owned): norms, which apply masks themselves, and declared modules."""
+"""Rules for parts with a copy per task (task-owned): norms, which apply masks, and modules that the user declares."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,8 +18,8 @@ A: Any = torch.ops.aten
 
 
 @rule(A.batch_norm.default, A.instance_norm.default)
-def by_channel(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *options: Any) -> Any:
-    """Replace a batch or instance norm by the task's own copy, unless all tasks may share the norm."""
+def channel_norm(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *options: Any) -> Any:
+    """Replace a batch or instance norm in the graph by the task's own copy, unless all tasks may share the norm."""
     own, momentum, eps = options[2:5]  # after the running statistics
     kind: NormKind = "batch" if node.target is A.batch_norm.default else "instance"
     statistics = tuple(str(given.target) for given in node.args[3:5] if isinstance(given, fx.Node))
@@ -60,8 +60,8 @@ _OVER_UNITS: dict[Any, NormKind] = {
 
 
 @rule(*_OVER_UNITS, zeros=True)
-def over_units(walk: Walk, node: fx.Node, x: Any, over: Any, weight: Any = None, *rest: Any) -> Any:
-    """Replace a layer, RMS or group norm by the task's own copy, unless all tasks may share the norm."""
+def layer_or_group_norm(walk: Walk, node: fx.Node, x: Any, over: Any, weight: Any = None, *rest: Any) -> Any:
+    """Replace a layer, RMS or group norm in the graph by the task's own copy, unless all tasks may share the norm."""
     kind = _OVER_UNITS[node.target]
     bias, *left = (None, *rest) if kind == "rms" else rest or (None,)  # an RMS norm has no bias
     if _is_common(x, weight, bias):
@@ -82,7 +82,7 @@ def _is_common(x: Any, *parameters: Any) -> bool:
 
 
 def _use_task_copy(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
-    """Replace a norm's node by a call of the task's own copy; return the units that its result depends on."""
+    """Replace a norm's node by a call of the task's own copy; return its result with the units it depends on."""
     if isinstance(x, ParameterValue):
         raise Unsupported("a parameter is normalised together with a value", "use it as it is")
     x = walk.value(x)
@@ -107,7 +107,7 @@ def _use_task_copy(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
 
 
 def _record_norm(walk: Walk, spec: OwnedSpec) -> None:
-    """Record a task-owned norm; if a norm is called several times, its copy gets the units of all calls."""
+    """Record that each task has a copy of a norm; a norm that is called several times gets the units of all calls."""
     known = walk.draft.owned.get(spec.name)
     if known is None:
         walk.draft.owned[spec.name] = spec
@@ -143,7 +143,7 @@ def _module_name(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> st
 
 @rule(DECLARED)
 def declared_call(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
-    """Replace one call of a module declared frozen or task-owned; no mask affects its results."""
+    """Replace a placeholder in the graph by the call of its module, declared frozen or task-owned (a copy per task)."""
     name, arguments = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
     given: Any = node.args
@@ -154,7 +154,7 @@ def declared_call(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any
     else:
         walk.draft.frozen_modules.add(name)
         for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
-            walk.draft.use(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
+            walk.draft.record(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
         with walk.graph.inserting_after(node):
             made = walk.graph.call_module(name, args, kwargs)
     for user in list(node.users):

@@ -38,7 +38,7 @@ _LIKE_ANOTHER = (A.expand_as, A.view_as, A.reshape_as)
 @rule(*MOVES)
 @derives(*MOVES)
 def move_entries(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
-    """Return the units of moved entries: the same operation is applied to the numbers of the entries' unit sets."""
+    """Trace units through an operation that only moves entries, by applying it to the numbers of their unit sets."""
     if node.target is A.view.dtype:
         raise Unsupported(f"view({args[1]}) reads the bits of numbers as another type", "convert them: x.to(dtype)")
     known = leaves((args, options))
@@ -53,7 +53,7 @@ def move_entries(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
 @rule(*_LIKE_ANOTHER)
 @derives(*_LIKE_ANOTHER)
 def move_entries_like(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
-    """Return the units of ``x`` moved to the shape of ``other``. The values of ``other`` do not matter."""
+    """Trace units through a reshape or expansion of ``x`` to the shape of ``other``."""
     if isinstance(x, Tensor):
         return always_in_use(walk.result(node))
     method = str(node.target).split(".")[1]
@@ -63,7 +63,7 @@ def move_entries_like(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
 @rule(A.index)
 @derives(A.index)
 def index_entries(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
-    """Return the units of ``x[indices]`` if the indices are constant; else treat it as an unknown operation."""
+    """Trace units through ``x[indices]`` if the indices are constant; else treat it as an operation without a rule."""
     fixed = all(index is None or isinstance(index, Tensor) for index in indices)
     if isinstance(x, Tensor) or not fixed:
         return _without_rule(walk, node, (x, indices), {})
@@ -77,7 +77,7 @@ def _without_rule(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
 
 
 def _move(operand: Any, move: Any) -> Any:
-    """Return a copy with ``move`` applied to the set numbers of a value, or the entry numbers of a parameter."""
+    """Return a copy of a traced tensor, with ``move`` applied to the numbers of its unit sets or parameter entries."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
     first = move(operand.parts[0].index)
@@ -88,7 +88,7 @@ def _move(operand: Any, move: Any) -> Any:
 
 @rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
 def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
-    """Concatenate values and the units of their entries; a parameter in ``tensors`` gets the first value's units."""
+    """Trace units through a concatenation of values; a parameter among ``tensors`` gets the first value's units."""
     values = [part for part in tensors if isinstance(part, Value)]
     result = walk.result(node)
     along = dim % len(result.shape)
@@ -99,7 +99,7 @@ def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
         if isinstance(part, (Value, Tensor)):
             parts.append(walk.value(part).ids)
         elif part.fixed:
-            walk.draft.use(part, torch.full((1,) * len(part.shape), ALWAYS))
+            walk.draft.record(part, torch.full((1,) * len(part.shape), ALWAYS))
             parts.append(torch.full(part.shape, ALWAYS))
         else:
             beside = compact(values[0].ids)
@@ -118,7 +118,7 @@ def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
 
 @derives(A.cat, A.concat, A.concatenate, A.stack)
 def concatenate_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Concatenate parameters. An entry depends on its own part and, to be safe, on entries of the further parts."""
+    """Trace a concatenation of parameters: an entry depends on its own part and, to be safe, on some of other parts."""
     result = walk.result(node)
     along = dim % len(result.shape)
     if str(node.target).startswith("aten.stack") or any(len(part.shape) != len(result.shape) for part in tensors):
@@ -140,7 +140,7 @@ def concatenate_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], di
 def pad_entries(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
 ) -> Any:
-    """Return the units after padding with a constant: NOTHING for added zeros, ALWAYS for any other number."""
+    """Trace units through constant padding: added zeros depend on no unit; other numbers count as always in use."""
     filling = mode if isinstance(mode, (int, float)) else value
     if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
         return walk.conservative(node)
@@ -151,7 +151,7 @@ def pad_entries(
 
 @rule(A.slice_scatter, A.select_scatter)
 def overwrite_part(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
-    """Return the units of ``x`` after ``source`` overwrites a part of it; that part gets the units of ``source``."""
+    """Trace units through writing ``source`` into a part of ``x``: that part gets the units of ``source``."""
     by_parameter = isinstance(x, ParameterValue) or isinstance(source, ParameterValue)
     if by_parameter or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
         return walk.conservative(node)
@@ -162,7 +162,7 @@ def overwrite_part(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, 
 
 @rule(A.copy)
 def assign_slice(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
-    """Return the units after a slice assignment: those of ``source``, expanded to the result's shape."""
+    """Trace units through an assignment to a slice: the result has the units of ``source``, expanded to its shape."""
     if isinstance(source, ParameterValue):
         return walk.conservative(node)
     source = walk.value(source)
@@ -171,7 +171,7 @@ def assign_slice(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> 
 
 @rule(A.fill, A.zero, A.zeros_like, A.ones_like, A.full_like, A.new_zeros, A.new_ones, A.new_full)
 def fill_all(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Return a value that no mask affects, because the tensor is filled with one number."""
+    """Trace a tensor filled with one number: no mask affects it."""
     if any(isinstance(leaf, ParameterValue) for leaf in leaves((rest, options))):
         return walk.conservative(node)
     return always_in_use(walk.result(node))

@@ -1,4 +1,4 @@
-"""Rules for layers with weights: every output is a unit; a weight is in use if its unit and its input are."""
+"""Rules for layers with weights: each output is a unit; a mask uses a weight if it uses its output and its input."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +17,7 @@ A: Any = torch.ops.aten
 
 @rule(A.linear, zeros=True)
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
-    """Record a linear layer ``x Wᵀ + b``; return its new units, one per entry of the last axis."""
+    """Add a linear layer ``x Wᵀ + b`` to the unit graph; return its result, with a new unit per output."""
     if not _can_change(weight):
         return _fixed_layer(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=0)
@@ -25,19 +25,19 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
 
 @rule(A.addmm, zeros=True)
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
-    """Record ``b + x W``, a linear layer with a transposed weight; return its new units."""
+    """Add ``b + x W``, a linear layer with a transposed weight, to the unit graph; return its result with new units."""
     if not _can_change(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
         return _fixed_layer(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=1)
 
 
 def _can_change(weight: Any) -> bool:
-    """Return True if later tasks can change the weight. Only then the layer's outputs become units with masks."""
+    """Return True if later tasks can change the weight, so that the layer's outputs become units with masks."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
 def _fixed_layer(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
-    """Return the result of a layer with a fixed weight: it has no mask. A trained bias becomes task-owned."""
+    """Return the result of a layer with a fixed weight, which gets no mask; a trained bias gets a copy per task."""
     if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain_bias(bias)) is not None:
         walk.draft.loose.add(name)  # the network is traced again, with the bias owned by each task
         return always_in_use(walk.result(node))
@@ -51,17 +51,17 @@ def _plain_bias(bias: Any) -> str | None:
 
 
 def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, unit_axis: int) -> Value:
-    """Record a dense layer from the last axis of ``x`` to new units; return the units of its result's entries."""
+    """Add a dense layer over the last axis of ``x`` to the unit graph; return its result, with one unit per output."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _unit_sets(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
-    walk.draft.use(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(unit_axis))
+    walk.draft.record(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(unit_axis))
     return _output_units(walk, node, sets, bias, axis=-1)
 
 
 @rule(A.conv1d, A.conv2d, A.conv3d, zeros=True)
 def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """Record a convolution; return its new units, one per output channel (axis 1)."""
+    """Add a convolution to the unit graph; return its result, with a new unit per output channel (axis 1)."""
     if not _can_change(weight):
         return _fixed_layer(walk, node, weight, bias)
     x = walk.value(x)
@@ -77,24 +77,24 @@ def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None
     sets = _unit_sets(walk, node, weight, f"Conv{len(ones)}d", units)
     by_group = inputs.reshape(groups, 1, per_group).expand(groups, units // groups, per_group)
     into = inputs.reshape(1, channels, *ones) if groups == 1 else by_group.reshape(units, per_group, *ones)
-    walk.draft.use(weight, sets.reshape(units, 1, *ones), into)
+    walk.draft.record(weight, sets.reshape(units, 1, *ones), into)
     return _output_units(walk, node, sets, bias, axis=1)
 
 
 def _depthwise(
     walk: Walk, node: fx.Node, inputs: Tensor, weight: ParameterValue, bias: Any, ones: Sequence[int]
 ) -> Value:
-    """Record a depthwise convolution: each output channel has the unit of its input channel, and no mask."""
+    """Add a depthwise convolution to the unit graph: an output channel keeps its input channel's unit and mask."""
     units = weight.shape[0]
     sets = inputs.repeat_interleave(units // len(inputs))
-    walk.draft.use(weight, sets.reshape(units, 1, *ones))
+    walk.draft.record(weight, sets.reshape(units, 1, *ones))
     value = _output_units(walk, node, sets, bias, axis=1)
     return value if isinstance(bias, ParameterValue) else value.like(masked=Masked.ZERO)
 
 
 @rule(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d, zeros=True)
 def transposed_convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """Record a transposed convolution, weight ``(inputs, units/groups, …)``; return its new units, one per channel."""
+    """Add a transposed convolution to the unit graph; return its result, with a new unit per output channel."""
     if not _can_change(weight):
         return _fixed_layer(walk, node, weight, bias)
     x = walk.value(x)
@@ -105,23 +105,23 @@ def transposed_convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias:
     ones = (1,) * (len(weight.shape) - 2)
     sets = _unit_sets(walk, node, weight, f"ConvTranspose{len(ones)}d", units)
     by_group = sets.reshape(groups, 1, per_group).expand(groups, channels // groups, per_group)
-    walk.draft.use(weight, by_group.reshape(channels, per_group, *ones), inputs.reshape(channels, 1, *ones))
+    walk.draft.record(weight, by_group.reshape(channels, per_group, *ones), inputs.reshape(channels, 1, *ones))
     return _output_units(walk, node, sets, bias, axis=1)
 
 
 @rule(A.embedding)
 def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
-    """Record an embedding table that the network's input indexes; return its new units, one per dimension."""
+    """Add an embedding table to the unit graph; return its result, with a new unit per dimension of the embedding."""
     if not _can_change(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
     sets = _unit_sets(walk, node, weight, "Embedding", weight.shape[1])
-    walk.draft.use(weight, sets.reshape(1, -1))
+    walk.draft.record(weight, sets.reshape(1, -1))
     return _output_units(walk, node, sets, None, axis=-1)
 
 
 def _output_units(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> Value:
     if isinstance(bias, ParameterValue):
-        walk.draft.use(bias, sets)
+        walk.draft.record(bias, sets)
         walk.draft.biases |= {name for name in [_plain_bias(bias)] if name is not None}
     elif bias is not None:
         raise Unsupported("its bias is computed from the input", "add it after the layer")
@@ -133,7 +133,7 @@ def _output_units(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int)
 
 
 def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
-    """Return the set numbers of a layer's units. The first call with the layer's weight creates the units.
+    """Return the set number of each unit of a layer; the first call with the layer's weight creates the units.
 
     A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
     queries, keys and values that attention takes from one parameter. A computed weight is named after its module.
