@@ -42,7 +42,7 @@ class ProofError(ValueError):
 
 @dataclass(frozen=True)
 class SharedEntries:
-    """Entries of a tensor that unlearned tasks trained and that keep their values, because remaining tasks use them.
+    """Entries of a tensor that unlearned tasks trained and that keep their values, because other tasks use them.
 
     Attributes:
         entries: number of these entries, each counted once.
@@ -123,7 +123,7 @@ class TensorChange:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Return package → version, for Python and the packages that a result depends on."""
+    """Return the versions of Python and of the packages that a result depends on, by name."""
     found = {"python": platform.python_version()}
     for package in ("avalanche-amnesia", "avalanche-lib", "torch", "numpy"):
         with suppress(PackageNotFoundError):
@@ -231,17 +231,17 @@ class UnlearningRecord:
 
     @property
     def task(self) -> int | None:
-        """Return the task retrained without some samples; None if the request named whole tasks."""
+        """Return the task retrained without some of its samples; None if whole tasks were unlearned."""
         return self.plan.task
 
     @property
     def affected(self) -> tuple[int, ...]:
-        """Return the remaining tasks that use parameter entries changed by the unlearning."""
+        """Return the tasks, not unlearned, that use parameter entries changed by the unlearning."""
         return self.plan.affected
 
     @property
     def proved(self) -> bool:
-        """Return True if a proof covers all remaining tasks. A ``conditional`` claim also needs ``proof.apart``."""
+        """Return True if a retrained model had equal bits for all tasks; ``conditional`` also needs ``proof.apart``."""
         proof = self.proof
         if proof is None or not set(self.remaining) <= set(proof.tasks):
             return False
@@ -249,13 +249,13 @@ class UnlearningRecord:
 
     @property
     def claim(self) -> Claim:
-        """Return the claim: ``exact`` (equal to a retrained model), ``conditional`` or ``approximate``.
+        """Return how the model compares with a retrained one: ``exact`` (equal), ``conditional`` or ``approximate``.
         ``conditional``: exact if the parts in :attr:`rests_on` are repeatable."""
         return "exact" if self.proved else self.plan.claim
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return the reasons, in words, why the claim is ``approximate``; else empty."""
+        """Return the reasons, in words, why the unlearning is only ``approximate``; else empty."""
         return self.plan.reasons
 
     @property
@@ -265,7 +265,7 @@ class UnlearningRecord:
 
     @property
     def after(self) -> dict[str, str]:
-        """Return tensor name → hash, for every tensor of the model right after the unlearning."""
+        """Return a dict of tensor name to hash, for all tensors of the model right after the unlearning."""
         changed = {change.name: change.after for change in self.changes if change.after is not None}
         return dict(sorted({**self.unchanged, **changed}.items()))
 
