@@ -65,7 +65,7 @@ class SideNetworks(NetworkPerTask):
 
     @property
     def isolates(self) -> bool:  # type: ignore[override]
-        """Return True until the first side network is merged into the main network."""
+        """Return True until a side network is merged into the main one: later states then depend on all tasks."""
         # The time of a merge depends on all trained tasks: a model retrained without some of them would differ.
         return not bool(self._merged_late)
 
@@ -88,7 +88,7 @@ class SideNetworks(NetworkPerTask):
         self._merged_late = torch.ones_like(self._merged_late)
 
     def parts_for(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a new network for the tensors ``saved``; None if there are none: the task uses the main network."""
+        """Return a new side network to load the tensors ``saved`` into; None without any: the main network is used."""
         return self.fresh_parts() if saved else None
 
 

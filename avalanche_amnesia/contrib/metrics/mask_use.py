@@ -51,7 +51,7 @@ def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
 
 
 def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
-    """Return layer → result of :func:`owners` for the remaining tasks, or None if the model has no task masks.
+    """Return a dict of layer to shares of its units used by no, several or one task; None if the model has no masks.
 
     For a :class:`SubnetModel`, a layer is a parameter, and the shares are shares of its weights.
     """
@@ -68,7 +68,7 @@ def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> 
 
 
 class MaskOverlap(EventMetric):
-    """Metric of the mean intersection over union of all pairs of remaining tasks' masks.
+    """Metric of the mean intersection over union of two tasks' masks, over all pairs of tasks not unlearned.
 
     In [0, 1]; neither direction is better: overlapping tasks share units, but unlearning one of them affects the other.
     Emitted after each task and unlearning as ``MaskOverlap``, if at least two tasks remain; and as the picture
@@ -78,7 +78,7 @@ class MaskOverlap(EventMetric):
     lower_bound, upper_bound = 0.0, 1.0
 
     def current_values(self, strategy: Strategy) -> dict[str, Any]:
-        """Return metric name → current value: the mean overlap and the picture of all overlaps."""
+        """Return the mean overlap and the picture of all overlaps, by metric name."""
         model = strategy.model
         if not isinstance(model, TaskMaskedModel) or len(model.masks) < 2:
             return {}
@@ -105,7 +105,7 @@ class Owners(EventMetric):
         return self.emit(strategy, before)
 
     def current_values(self, strategy: Strategy) -> dict[str, Any]:
-        """Return metric name → current share of a layer: free, shared, or used by one task only."""
+        """Return each layer's current shares of units (free, shared, or used by one task only), by metric name."""
         layers = owners_by_layer(strategy.model) or {}
         return {
             f"{self}/{layer}/{f'Task{int(owner):03d}' if owner.isdigit() else owner}": share
