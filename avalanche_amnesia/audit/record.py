@@ -153,7 +153,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class RepairSummary:
-    """Size of a repair (further training of affected tasks): samples, optimizer steps and changed entries.
+    """Size of a repair (further training of tasks affected by an unlearning): samples, steps and changed entries.
 
     Attributes:
         samples: repaired task → number of its samples that the steps used, in training order.
@@ -168,7 +168,7 @@ class RepairSummary:
 
 @dataclass(frozen=True)
 class Proof:
-    """Proof of a record: retraining without the unlearned data gave the same bits in all compared tensors.
+    """Proof that an unlearning was exact: retraining without the data gave the same bits in all compared tensors.
 
     Attributes:
         tasks: the tasks that were compared, in training order.
@@ -190,7 +190,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class UnlearningRecord:
-    """Record of an unlearning: its plan, the hashes of all tensors before and after, and the cleaned plugins.
+    """Record of an unlearning: its plan, hashes of all tensors before and after, and plugins it cleaned of the data.
 
     Attributes:
         plan: the applied plan.
@@ -260,7 +260,7 @@ class UnlearningRecord:
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """Return the names of external code that a ``conditional`` claim assumes to be repeatable; else empty."""
+        """Return the external code that must be repeatable for a ``conditional`` unlearning to be exact; else empty."""
         return () if self.proved else self.plan.rests_on
 
     @property
@@ -276,7 +276,7 @@ class UnlearningRecord:
         return json.dumps(asdict(self), indent=2)
 
     def save(self, path: str | Path) -> None:
-        """Write the record to a JSON file, completely or not at all; an OSError names the remedy."""
+        """Write the record to a JSON file, completely or not at all; on failure an OSError names the remedy."""
         with explain_errors(Path(path)):
             replace_file(Path(path), (self.to_json() + "\n").encode())
 

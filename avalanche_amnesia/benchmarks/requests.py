@@ -287,7 +287,7 @@ def _with_schedule(
 
 
 def _own_requests(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
-    """Return each train experience's requests, with ``at`` set to the experience's position in this stream."""
+    """Return each train experience's unlearning requests, with ``at`` set to its position in this stream."""
     return [
         tuple(replace(request, at=position) for request in getattr(experience, "requests", ()))
         for position, experience in enumerate(benchmark.train_stream)

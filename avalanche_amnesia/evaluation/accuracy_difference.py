@@ -29,7 +29,7 @@ _NAMES = {
 
 
 class AccuracyDifference(CallbackMetric):
-    """Metric: mean accuracy on the tasks not unlearned, minus that of a model that learned all and unlearned none.
+    """Metric: mean accuracy on tasks not unlearned, minus that of a model that learned all tasks and unlearned none.
 
     ``AD_t = 1/|R(t)| Σ_{τ∈R(t)} (a_τ − a_τ^full)``, where ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy
     on task τ, and ``a_τ^full`` that of the full model. In [−1, 1], higher is better.

@@ -1,4 +1,4 @@
-"""Base classes of metrics: after each training or unlearning, per unlearned task, against a retrained model."""
+"""Base classes of metrics: emitted after each training or unlearning, per unlearned task, against a retrained model."""
 
 import warnings
 from abc import ABC, abstractmethod

@@ -43,12 +43,12 @@ class Probe:
         return getattr(self.head, "own", None)
 
     def state(self) -> dict[str, Any]:
-        """Return the probe's tensors: the mask, and the state dict of the head."""
+        """Return the probe's tensors, to save them: the copied mask, and the state dict of the copied head."""
         return {"mask": self.mask, "head": None if self.head is None else dict(self.head.state_dict())}
 
     @classmethod
     def from_state(cls, state: Any, model: Any) -> Probe:
-        """Build a probe from the tensors that :meth:`state` returned; ``model`` creates its head."""
+        """Build a probe (copied mask and head) from tensors that :meth:`state` returned; ``model`` creates its head."""
         mask, tensors = checked(state, mask=Tensor | None, head=dict | None)
         if tensors is None:
             return cls(mask, None)

@@ -1,4 +1,4 @@
-"""Reference models, retrained without the unlearned tasks, and full models, which unlearned none."""
+"""Reference models, retrained without the unlearned tasks, and full models, which learned all and unlearned none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ReferencesError(ValueError):
 
 
 class References:
-    """Trainer and store of reference models (retrained on the remaining tasks) and full models (nothing unlearned).
+    """Trainer and store of reference models (retrained on tasks not unlearned) and full models (nothing unlearned).
 
     A reference is trained by a fresh strategy on the benchmark's experiences without their requests. As every draw
     of a task derives from (seed, task), two runs that begin with the same tasks share those bits. The shared tasks are
@@ -263,7 +263,7 @@ class References:
         return with_proof(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
 
     def _check_settings(self, made: Strategy, strategy: Strategy) -> None:
-        """Raise ReferencesError if ``strategy`` and ``made`` (built by ``make_strategy``) have different settings."""
+        """Raise ReferencesError if ``strategy`` has other settings than ``made``, which ``make_strategy`` built."""
         new, old = (
             learning_settings(each, [p for p in each.plugins if not getattr(p, "answers_requests", False)])
             for each in (made, strategy)

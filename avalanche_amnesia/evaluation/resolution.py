@@ -1,4 +1,4 @@
-"""Distances divided by their noise floor (distance of two retrained models), and as text; tiny ones count as 0."""
+"""Distances divided by their noise floor (distance of two retrained models), and as text, unless below detection."""
 
 RESOLUTION = 1e-9
 """Smallest distance that counts (for the JSD in bits): smaller ones are rounding errors and have no ratio."""

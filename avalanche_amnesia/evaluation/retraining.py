@@ -14,7 +14,7 @@ from avalanche_amnesia.training.host.saving import encoded_state, load_state_fro
 
 
 class Retraining:
-    """Run that trains a strategy on sequences of tasks, and saves the state after each task to reuse beginnings."""
+    """Run that trains a strategy on sequences of tasks; it saves the state after each, to reuse common beginnings."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy

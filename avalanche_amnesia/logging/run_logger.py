@@ -30,7 +30,7 @@ def is_about(name: str, tasks: tuple[int, ...]) -> bool:
 
 
 class RunLogger(BaseLogger, ABC):
-    """Base class of loggers that write metrics over `iteration`, `task` or `event`, and a table of all events.
+    """Base class of loggers of metrics over iterations, tasks or events (trainings, unlearnings), and an event table.
 
     All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
     strategy) is the logger itself. A run without a name is named after method and seed (see `configuration.py`).

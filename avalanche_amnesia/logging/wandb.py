@@ -27,7 +27,7 @@ _RECORD_TYPE = "unlearning-record"
 
 
 class WandBWriter:
-    """Writer of settings, values and records to a W&B run."""
+    """Writer of settings, metric values and unlearning records to a W&B run, used by :class:`WandBLogger`."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

@@ -153,7 +153,7 @@ def unseal(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]
 
 @contextmanager
 def lock_directory(path: Path, to_write: bool) -> Iterator[None]:
-    """Lock a directory in a ``with`` block for processes that use this function; readers share the lock.
+    """Hold a lock on a directory in a ``with`` block: one writer (``to_write``) or several readers at a time.
 
     The lock belongs to the open directory: it needs no file, and ends with the process.
     """

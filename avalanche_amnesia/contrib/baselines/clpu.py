@@ -36,7 +36,7 @@ class CLPUPlugin(MemoryPlugin):
         self.merge_steps, self.merge_lr = checks.whole_number("merge_steps", merge_steps), merge_lr
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before backward: add DER++'s loss on samples of earlier permanent tasks, if the current task is permanent."""
+        """If the task in training is permanent: add DER++'s loss on samples of earlier permanent tasks to the loss."""
         earlier = set(strategy.model.main_tasks) & set(self.memory.samples)
         if earlier and getattr(strategy.experience, "permanent", False):
             strategy.loss = strategy.loss + self.loss(strategy.model, self.memory.draw(earlier, self.batch_size))
@@ -85,7 +85,7 @@ class CLPUPlugin(MemoryPlugin):
 
 
 class CLPUDERpp(TaskStrategy):
-    """Strategy CLPU-DER++: permanent tasks share a main network, and every other task trains a copy of that network.
+    """Strategy CLPU-DER++: permanent tasks (never unlearned) share a main network, each other task trains a copy of it.
 
     Unlearning a task deletes its copy, called its side network. A task may become permanent later, by declaration or
     by its deadline. Its side network is then distilled into the main one, on samples of all permanent tasks; the

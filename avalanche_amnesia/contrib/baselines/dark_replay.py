@@ -1,4 +1,4 @@
-"""DER++ (dark experience replay): a memory of samples and logits of every remaining task, and its replay loss."""
+"""DER++ (dark experience replay): a memory of samples and logits of each task not unlearned, and its replay loss."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TaskMemory:
         self.samples = {task: create(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
-        """Delete samples of ``tasks`` and logits that depend on them, until ``change`` is undone; count the samples."""
+        """Delete samples of ``tasks`` and logits depending on them, undoable by ``change``; return how many samples."""
         change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         kept = {task: samples for task, samples in self.samples.items() if task not in tasks}

@@ -147,7 +147,7 @@ class BackupPlugin(Plugin):
         return [] if self._now is None else [p for shadow in self._now.shadows.values() for p in shadow.parameters]
 
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the main optimizer step: take an optimizer step for each shadow."""
+        """After the main optimizer step: take an optimizer step for each shadow (weight copy)."""
         for shadow in () if self._now is None else self._now.shadows.values():
             shadow.step()
 
@@ -171,11 +171,11 @@ class BackupPlugin(Plugin):
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Delete the shadows (weight copies) of the task in training."""
+        """Undo an unfinished training: delete the shadows (weight copies) of the task in training."""
         self._now = None
 
     def covers(self, task: int, removed: Collection[int]) -> bool:
-        """Return True if ``task`` has a stored shadow that learned without one of the tasks in ``removed``."""
+        """Return True if a stored shadow (weight copy) learned ``task`` without one of the ``removed`` tasks."""
         return not self.kept.get(task, {}).keys().isdisjoint(removed)
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, removed: Collection[int]) -> Revisions:

@@ -56,7 +56,7 @@ class Shadow:
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
-        """Return weights by name: the shadow's in its region, else the main weights minus the earlier task's update."""
+        """Return the weights to run: the shadow's in its region, else the main ones minus the earlier task's update."""
         torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
@@ -64,7 +64,7 @@ class Shadow:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take an optimizer step for the shadow's values, and for the shadow's copy of the task's norms."""
+        """Take an optimizer step for the shadow's weights and for its copy of the task's normalisation layers."""
         self._step()
         for parameter in self.parameters:
             parameter.grad = None
@@ -105,7 +105,7 @@ def entries_first_used(model: MaskedModel, task: int, earlier: Iterable[int]) ->
 
 
 def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
-    """Return a strategy's (HATPlugin, TrajectoryPlugin). If one is missing, raise a ValueError that names ``made``."""
+    """Return a strategy's (HATPlugin, TrajectoryPlugin), which ``made`` needs; raise ValueError if one is missing."""
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(

@@ -16,7 +16,7 @@ from avalanche_amnesia.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Scenario:
-    """Schedule of unlearning requests, with permanent tasks, a deadline and the training order.
+    """Schedule of requests to unlearn, with tasks never to be unlearned, a deadline and the training order.
 
     Attributes:
         requests: requests in the form of :func:`with_unlearning`.
@@ -153,7 +153,7 @@ def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
 
 
 def permanent(n_tasks: int, every: int = 2) -> Scenario:
-    """Return a scenario with every ``every``-th task permanent; each other task is unlearned after the next task."""
+    """Return a scenario where every ``every``-th task is never unlearned, and each other one after the next task."""
     checks.whole_number("n_tasks", n_tasks, 3)
     stays = range(0, n_tasks, checks.whole_number("every", every, 2))
     return Scenario({at: [at - 1] for at in range(1, n_tasks) if at - 1 not in stays}, tuple(stays))
