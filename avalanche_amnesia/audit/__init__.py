@@ -1,4 +1,4 @@
-"""Records of unlearning and their signatures."""
+"""Records of what each unlearning changed and of what it guarantees, and their signatures."""
 
 import lazy_loader
 

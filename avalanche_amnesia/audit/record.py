@@ -42,7 +42,7 @@ class ProofError(ValueError):
 
 @dataclass(frozen=True)
 class SharedEntries:
-    """Entries of a tensor that unlearned tasks trained and that keep their values, because remaining tasks use them.
+    """Entries of a tensor that unlearned tasks trained and that keep their values, because other tasks use them.
 
     Attributes:
         entries: number of these entries, each counted once.
@@ -123,7 +123,7 @@ class TensorChange:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Return package → version, for Python and the packages that a result depends on."""
+    """Return the versions of Python and of the packages that a result depends on, by name."""
     found = {"python": platform.python_version()}
     for package in ("avalanche-amnesia", "avalanche-lib", "torch", "numpy"):
         with suppress(PackageNotFoundError):
@@ -153,7 +153,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class RepairSummary:
-    """Size of a repair (further training of affected tasks): samples, optimizer steps and changed entries.
+    """Size of a repair (further training of tasks affected by an unlearning): samples, steps and changed entries.
 
     Attributes:
         samples: repaired task → number of its samples that the steps used, in training order.
@@ -168,7 +168,7 @@ class RepairSummary:
 
 @dataclass(frozen=True)
 class Proof:
-    """Proof of a record: retraining without the unlearned data gave the same bits in all compared tensors.
+    """Proof that an unlearning was exact: retraining without the data gave the same bits in all compared tensors.
 
     Attributes:
         tasks: the tasks that were compared, in training order.
@@ -190,7 +190,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class UnlearningRecord:
-    """Record of an unlearning: its plan, the hashes of all tensors before and after, and the cleaned plugins.
+    """Record of an unlearning: its plan, hashes of all tensors before and after, and plugins it cleaned of the data.
 
     Attributes:
         plan: the applied plan.
@@ -231,17 +231,17 @@ class UnlearningRecord:
 
     @property
     def task(self) -> int | None:
-        """Return the task retrained without some samples; None if the request named whole tasks."""
+        """Return the task retrained without some of its samples; None if whole tasks were unlearned."""
         return self.plan.task
 
     @property
     def affected(self) -> tuple[int, ...]:
-        """Return the remaining tasks that use parameter entries changed by the unlearning."""
+        """Return the tasks, not unlearned, that use parameter entries changed by the unlearning."""
         return self.plan.affected
 
     @property
     def proved(self) -> bool:
-        """Return True if a proof covers all remaining tasks. A ``conditional`` claim also needs ``proof.apart``."""
+        """Return True if a retrained model had equal bits for all tasks; ``conditional`` also needs ``proof.apart``."""
         proof = self.proof
         if proof is None or not set(self.remaining) <= set(proof.tasks):
             return False
@@ -249,23 +249,23 @@ class UnlearningRecord:
 
     @property
     def claim(self) -> Claim:
-        """Return the claim: ``exact`` (equal to a retrained model), ``conditional`` or ``approximate``.
+        """Return how the model compares with a retrained one: ``exact`` (equal), ``conditional`` or ``approximate``.
         ``conditional``: exact if the parts in :attr:`rests_on` are repeatable."""
         return "exact" if self.proved else self.plan.claim
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return the reasons, in words, why the claim is ``approximate``; else empty."""
+        """Return the reasons, in words, why the unlearning is only ``approximate``; else empty."""
         return self.plan.reasons
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """Return the names of external code that a ``conditional`` claim assumes to be repeatable; else empty."""
+        """Return the external code that must be repeatable for a ``conditional`` unlearning to be exact; else empty."""
         return () if self.proved else self.plan.rests_on
 
     @property
     def after(self) -> dict[str, str]:
-        """Return tensor name → hash, for every tensor of the model right after the unlearning."""
+        """Return a dict of tensor name to hash, for all tensors of the model right after the unlearning."""
         changed = {change.name: change.after for change in self.changes if change.after is not None}
         return dict(sorted({**self.unchanged, **changed}.items()))
 
@@ -276,7 +276,7 @@ class UnlearningRecord:
         return json.dumps(asdict(self), indent=2)
 
     def save(self, path: str | Path) -> None:
-        """Write the record to a JSON file, completely or not at all; an OSError names the remedy."""
+        """Write the record to a JSON file, completely or not at all; on failure an OSError names the remedy."""
         with explain_errors(Path(path)):
             replace_file(Path(path), (self.to_json() + "\n").encode())
 

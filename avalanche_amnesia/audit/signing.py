@@ -1,4 +1,4 @@
-"""Signatures of records and states, which prove their author and that they are unchanged."""
+"""Signatures of unlearning records and saved states, which prove their author and that they are unchanged."""
 
 import base64
 import json

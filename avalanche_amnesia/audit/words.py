@@ -1,4 +1,4 @@
-"""Plain-text summaries of plans and records."""
+"""Plain-text summaries of unlearning plans and of records of unlearnings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _INDENT = 15
 
 
 def plan_in_words(plan: UnlearningPlan) -> str:
-    """Return a summary of a plan, at most 60 columns wide."""
+    """Return a plain-text summary of an unlearning plan, at most 60 columns wide."""
     rows = [*_plan_rows(plan), *_claim_rows(plan, "will be")]
     return _summary(f"Plan: unlearn {data_in_words(plan)} ({plan.event})", rows)
 
 
 def record_in_words(record: UnlearningRecord) -> str:
-    """Return a summary of a record, at most 60 columns wide."""
+    """Return a plain-text summary of an unlearning's record, at most 60 columns wide."""
     rows = [*_plan_rows(record.plan), ("remaining", _numbers(record.remaining) or "no task")]
     rows += [("cleaned", line) for line in record.purged]
     rows += [*(_claim_rows(record.plan, "is") if not record.proved else ()), *_proof_rows(record)]
@@ -45,7 +45,7 @@ def data_in_words(plan: UnlearningPlan) -> str:
 
 
 def outcome_in_words(record: UnlearningRecord, state: object, before: object) -> list[str]:
-    """Return sentences on the outcome of an unlearning in a saved state, for the person responsible.
+    """Return sentences for the person responsible: data removed from a saved state, the guarantee, copies left.
 
     ``state`` is the directory of the new state, ``before`` that of the old state; equal if the state was replaced.
     """
@@ -123,7 +123,7 @@ def _proof_rows(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
 
 
 def claim_in_words(record: UnlearningRecord) -> str:
-    """Return a record's claim as text: ``exact, proved`` after a proof, else the claim itself."""
+    """Return ``exact, proved`` if a retrained model was equal, else a record's claim, such as ``approximate``."""
     return PROVED if record.proved else record.claim
 
 

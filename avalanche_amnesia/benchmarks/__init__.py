@@ -1,4 +1,4 @@
-"""Streams of tasks, and the unlearning requests that they carry."""
+"""Streams of tasks, and requests to unlearn tasks or samples at moments of a stream."""
 
 import lazy_loader
 

@@ -245,7 +245,7 @@ HOW_TO_LABEL = (
 
 
 class TaskError(ValueError):
-    """Error if an experience can't be trained as one task; nothing changed."""
+    """Error if an experience can't be trained as one task; strategy and model stay unchanged."""
 
 
 def single_task(experience: Any) -> int:
@@ -289,7 +289,7 @@ def refuse_incremental(experience: Any) -> None:
 
 
 def repeat_error(experience: Any) -> str:
-    """Return the error text, with the remedy, for training a remaining task for a second time."""
+    """Return the error text, with the remedy, for training a task a second time without unlearning it first."""
     refuse_part(experience)
     task = single_task(experience)
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])

@@ -1,4 +1,4 @@
-"""Unlearning requests as attributes of experiences, and copies of benchmarks without requests or samples."""
+"""Requests to unlearn, attached to experiences of a benchmark; copies of benchmarks without requests or samples."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
@@ -78,7 +78,7 @@ class UnlearningRequest:
 
     @property
     def is_partial(self) -> bool:
-        """Return True if the request names samples or classes of a task, so that the task remains."""
+        """Return True if only samples or classes of a task are to be unlearned, not the whole task."""
         return bool(self.samples or self.classes)
 
     @property
@@ -87,7 +87,7 @@ class UnlearningRequest:
         return () if self.is_partial else self.tasks
 
     def event(self, task: int) -> str:
-        """Return the moment as text, e.g. ``after task 3``; ``task``: task label of the experience with the request."""
+        """Return the request's moment as text, e.g. ``after task 3``; ``task``: label of the request's experience."""
         return f"iteration {self.iteration} of task {task}" if self.when == "iteration" else f"{self.when} task {task}"
 
 
@@ -149,7 +149,7 @@ def with_unlearning(
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
-    """Raise RequestError if a request names samples or classes that ``task`` lacks (it has ``n`` and ``classes``)."""
+    """Raise RequestError if a request names samples or classes not in ``task``: it has ``n`` samples of ``classes``."""
     wrong = [at for at in request.samples if at >= n]
     if wrong:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
@@ -159,7 +159,7 @@ def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[
 
 
 def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningRequest, ...]]) -> None:
-    """Raise RequestError if requests name samples or classes that their task's original data lacks."""
+    """Raise RequestError if a request in ``schedule`` names samples or classes that its task's data lacks."""
     for position, due in enumerate(schedule):
         for request in (one for one in due if one.is_partial):
             (task,) = request.tasks
@@ -170,7 +170,7 @@ def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningReque
 
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
-    """Return a copy of a benchmark without requests, and without experiences that train an unlearned task again."""
+    """Return a copy of a benchmark without requests to unlearn, or experiences that train an unlearned task again."""
     benchmark = _checked_benchmark(benchmark)
     tasks, first, removed = _task_labels(benchmark), list[int](), set[int]()
     declared, ledger = _permanent_tasks(benchmark), TaskLedger(deadline := _deadline(benchmark, None))
@@ -198,7 +198,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def join_if(fingerprint: str, experiences: Sequence[Any]) -> Any:
-    """Return consecutive experiences, if their labels have the hash ``fingerprint``, as one experience; else None."""
+    """Find consecutive experiences whose labels have the hash ``fingerprint``; return them joined into one, or None."""
     for start in range(len(experiences)):
         before = ""
         for end, part in enumerate(experiences[start:], start + 1):
@@ -209,7 +209,7 @@ def join_if(fingerprint: str, experiences: Sequence[Any]) -> Any:
 
 
 def without_positions(experience: Any, positions: Collection[int]) -> Any:
-    """Return a copy of an experience without the samples at ``positions`` and without requests; labels do not change.
+    """Return a copy of an experience without samples at ``positions`` or requests to unlearn; labels do not change.
 
     Attribute ``closed_classes`` of the copy: classes that lost all of their samples; their rows of the head stay, but
     are closed. Attribute ``left_out``: the positions.
@@ -254,7 +254,7 @@ def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield (trained tasks, remaining tasks) after each experience and its requests, both in order of last training."""
+    """Yield (trained tasks, those not unlearned) after each experience and its requests, in order of last training."""
     trained: list[int] = []
     removed: set[int] = set()
     for experience in stream:
@@ -271,7 +271,7 @@ def _with_schedule(
     declared: frozenset[int],
     deadline: int | None,
 ) -> CLScenario:
-    """Return a copy of the benchmark with these requests (a tuple per experience), permanent tasks and deadline."""
+    """Return a copy of a benchmark with requests (a tuple per experience), permanent (``declared``) tasks, deadline."""
     streams = [EagerCLStream(name, [copy_of(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = scenario_like(benchmark, streams)
     for stream in streams:
@@ -287,7 +287,7 @@ def _with_schedule(
 
 
 def _own_requests(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
-    """Return each train experience's requests, with ``at`` set to the experience's position in this stream."""
+    """Return each train experience's unlearning requests, with ``at`` set to its position in this stream."""
     return [
         tuple(replace(request, at=position) for request in getattr(experience, "requests", ()))
         for position, experience in enumerate(benchmark.train_stream)
@@ -300,7 +300,7 @@ def _permanent_tasks(benchmark: CLScenario) -> frozenset[int]:
 
 
 def _deadline(benchmark: CLScenario, given: int | None) -> int | None:
-    """Return the benchmark's deadline or ``given``; raise RequestError if both exist and differ."""
+    """Return the deadline (tasks until one is permanent) of the benchmark or ``given``; RequestError if they differ."""
     given = TaskLedger(given).deadline
     deadlines = {getattr(experience, "deadline", None) for experience in benchmark.train_stream} - {None}
     carried = deadlines.pop() if deadlines else None
@@ -334,7 +334,7 @@ def _task_labels(benchmark: CLScenario) -> list[int]:
 
 
 def _as_list(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
-    """Return the requests as one list; raise RequestError for a wrong type or position."""
+    """Convert requests (a dict by position, or a sequence) to a list; RequestError for a wrong type or position."""
     if not isinstance(requests, Iterable):
         raise RequestError(f"{requests!r} are no requests; give a mapping {{position: tasks}}, such as {{2: [0]}}")
     given: list[Any] = (
@@ -374,7 +374,7 @@ def _permanent_labels(permanent: Iterable[int], tasks: Sequence[int]) -> frozens
 def rehearse(
     ledger: TaskLedger, task: int, due: Iterable[UnlearningRequest], known: Sequence[int], *, permanent: bool
 ) -> None:
-    """Enter a task's training and its requests in ``ledger``, as a run would; RequestError if a request is invalid."""
+    """Enter a task's training and unlearnings in ``ledger`` without doing them; RequestError for an invalid request."""
     due = tuple(due)
     for request in due:
         if request.when == "iteration" and task in request.tasks:

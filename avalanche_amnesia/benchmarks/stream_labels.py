@@ -35,14 +35,14 @@ def scenario_like(benchmark: CLScenario, streams: Sequence[Any]) -> CLScenario:
 
 
 def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
-    """Return a benchmark whose experiences have task labels: ``benchmark``, or a copy; see :func:`labelled_stream`."""
+    """Return ``benchmark``, or a labelled copy if experiences lack task labels; see :func:`labelled_stream`."""
     given = list(benchmark.streams.values())
     streams = [labelled_stream(stream) for stream in given]
     return benchmark if streams == given else scenario_like(benchmark, streams)
 
 
 def relabel(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
-    """Return the experiences, or copies with task labels; ``parts``: experiences may contain only a part of a task."""
+    """Return the experiences, as copies with task labels if they lack any; ``parts``: allow a mere part of a task."""
     found = []
     for experience in experiences:
         stream = stream_of(experience)

@@ -60,14 +60,14 @@ class TaskExperience(DatasetExperience):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """Return all samples, computed at each call: x float32 or int64 (n, ...), y int64 (n,).
+        """Return (x, y) of all samples, computed at each call: x float32 or int64 (n, ...), y int64 (n,).
 
         None for a lazy data set, and if the experience's data set was replaced after it was built.
         """
         return self.tensors_at(None)
 
     def tensors_at(self, where: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Return (x, y) of all samples or those at positions ``where``, int64 (n,); None if x is not a tensor."""
+        """Return (x, y) of the samples at positions ``where`` (None: all), or None if x is not held as a tensor."""
         return self.samples.tensors(where) if isinstance(self.samples, TensorTask) else None
 
     @property

@@ -1,1 +1,1 @@
-"""Optional parts: baselines, metrics, data streams, and compensation of an unlearning by shadow copies or repair."""
+"""Optional parts: baselines, metrics, data streams, and two ways to limit an unlearning's damage to other tasks."""

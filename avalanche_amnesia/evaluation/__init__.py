@@ -1,4 +1,4 @@
-"""Metrics of unlearning on request, which compare the model with retrained reference models."""
+"""Metrics of unlearning, which compare the model with reference models retrained without the unlearned tasks."""
 
 import lazy_loader
 

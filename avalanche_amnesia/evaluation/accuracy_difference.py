@@ -1,4 +1,4 @@
-"""Accuracy difference: effect of unlearning on the remaining tasks, compared with a model that unlearned nothing."""
+"""Accuracy difference: how unlearning changes the other tasks' accuracy, against a model that unlearned nothing."""
 
 import warnings
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _NAMES = {
 
 
 class AccuracyDifference(CallbackMetric):
-    """Mean accuracy on the remaining tasks minus that of the full model, which learned every task and unlearned none.
+    """Metric: mean accuracy on tasks not unlearned, minus that of a model that learned all tasks and unlearned none.
 
     ``AD_t = 1/|R(t)| Σ_{τ∈R(t)} (a_τ − a_τ^full)``, where ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy
     on task τ, and ``a_τ^full`` that of the full model. In [−1, 1], higher is better.
@@ -77,16 +77,16 @@ class AccuracyDifference(CallbackMetric):
         self._heads: dict[int, tuple[Tensor, Tensor] | None] = {}
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Before a training: check that the run and the references (retrained models) have the same training data."""
+        """Before a task's training: raise an error if its data differ from those the reference models retrain on."""
         self.references.check(strategy.experience)
 
     def before_eval(self, strategy: Strategy) -> None:
-        """Before an evaluation: check that run and references have the same training labels, and reset all counts."""
+        """Before an evaluation: reset all counts, and check that the reference models retrain on this run's labels."""
         self.references.trained(require_unlearning(strategy))
         self.reset()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:
-        """After an evaluation mini-batch: count the right answers of the main model and of the reference models."""
+        """After an evaluation mini-batch: count correct predictions of the model and of those compared with it."""
         plugin = require_unlearning(strategy)
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
@@ -109,7 +109,7 @@ class AccuracyDifference(CallbackMetric):
         self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return accuracies and differences, per task and as means; None if no task was tested."""
+        """After an evaluation: return accuracies and differences, by task and as means; None if no task was tested."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         if "reference" in self._right:
             prove_last_record(strategy, self.references)
@@ -127,7 +127,7 @@ class AccuracyDifference(CallbackMetric):
         return values or None
 
     def _refit_head(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
-        """Return (weight, bias) of a task's head, fitted again to the full model's features; None if the fit fails."""
+        """Fit a new head to ``full``'s features of a task's training data; return (weight, bias) or None on failure."""
         x, y = some_task_data(self.references.train_experience(task), self.samples)
         try:
             return fit_head(task_features(full, x, task).double(), y, int(y.max()) + 1)
@@ -149,5 +149,5 @@ def _logits(model: nn.Module, strategy: Strategy) -> Tensor:
 def accuracy_difference_metrics(
     references: References, *, controls: Sequence[Control] = ("heads",)
 ) -> list[AccuracyDifference]:
-    """Return the metric :class:`AccuracyDifference` of a run, in a list; arguments as for the class."""
+    """Return a list with the metric :class:`AccuracyDifference`; arguments as for the class."""
     return [AccuracyDifference(references, controls)]

@@ -1,4 +1,4 @@
-"""Accuracy matrix of a stream with requests: average accuracy, forgetting, backward and forward transfer."""
+"""Accuracy matrix of a run with unlearning, and its average accuracy, forgetting, backward and forward transfer."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ Row = Mapping[int, float]
 
 
 def average_accuracy(matrix: Sequence[Row]) -> float | None:
-    """Return the mean accuracy on the remaining tasks (the last row), in [0, 1]; None if no task was evaluated."""
+    """Return the mean accuracy in the last row (tasks not unlearned), in [0, 1]; None if no task was evaluated."""
     return fmean(matrix[-1].values()) if matrix and matrix[-1] else None
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Return the mean over the remaining tasks of their best earlier accuracy minus their last accuracy, in [−1, 1].
+    """Return the mean forgetting: best earlier accuracy minus last accuracy, over tasks not unlearned, in [−1, 1].
 
     ``F = mean_i max_{l < T} (a_{l,i} − a_{T,i})`` over tasks with an earlier row (Chaudhry et al., Riemannian walk for
     incremental learning, ECCV 2018). The history of a relearned task begins with its last training. Rows are in the
@@ -37,7 +37,7 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
-    """Return the mean over the remaining tasks of their last accuracy minus their first accuracy, in [−1, 1].
+    """Return the mean backward transfer: last accuracy minus first accuracy, over tasks not unlearned, in [−1, 1].
 
     ``BWT = mean_i (a_{T,i} − a_{i,i})`` over tasks with an earlier row (Lopez-Paz and Ranzato, Gradient episodic
     memory, NeurIPS 2017); a task's first row is the one after its training. Positive where later tasks helped; None
@@ -48,7 +48,7 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
 
 
 def forward_transfer(matrix: Sequence[Row], alone: Row) -> float | None:
-    """Return the mean over tasks of their first accuracy minus that of a model trained on that task only, in [−1, 1].
+    """Return the mean forward transfer: a task's first accuracy minus that of a model trained on it alone, in [−1, 1].
 
     Args:
         matrix: rows in the order of the evaluations; a task's first row is the one after its training.
@@ -76,7 +76,7 @@ def _histories(matrix: Sequence[Row]) -> list[list[float]]:
 
 
 class AccuracyMatrix(CallbackMetric):
-    """Accuracy of every remaining task after every training and unlearning, with derived metrics.
+    """Metric: matrix of every task's accuracy after each training and unlearning, with forgetting and transfer.
 
     Emits ``AverageAccuracy``, ``Forgetting`` and ``BackwardTransfer`` after each evaluation of a test stream; the last
     two from the second evaluation on; and ``Figure/AccuracyMatrix``, a picture with its table: a row per evaluation, a
@@ -100,7 +100,7 @@ class AccuracyMatrix(CallbackMetric):
         self._seen: defaultdict[int, int] = defaultdict(int)
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: the matrix rows, their names, and the number of events at each row."""
+        """Return the state to save: rows, row names, and the numbers of trainings and unlearnings before each row."""
         return {"rows": self.rows, "names": self.names, "stands_at": self._stands_at}
 
     def load_state(self, state: Any) -> None:
@@ -112,7 +112,7 @@ class AccuracyMatrix(CallbackMetric):
         self._trains = True
 
     def after_training(self, strategy: Strategy) -> None:
-        """After a call of ``strategy.train``: use evaluations again."""
+        """After a call of ``strategy.train``: let evaluations add rows again."""
         self._trains = False
 
     def before_eval(self, strategy: Strategy) -> None:
@@ -121,7 +121,7 @@ class AccuracyMatrix(CallbackMetric):
         self._seen.clear()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:
-        """After an evaluation mini-batch: count the right answers by task, except on the train stream."""
+        """After an evaluation mini-batch: count correct predictions per task, unless it is training data."""
         stream = getattr(strategy.experience, "origin_stream", None)
         if getattr(stream, "name", None) == "train":
             return
@@ -132,7 +132,7 @@ class AccuracyMatrix(CallbackMetric):
             self._seen[task] += int(of_task.sum())
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation between trainings: add a row, and return its metrics; None if it tested no sample."""
+        """After an evaluation: add a matrix row, return the metrics; None during a training or without test samples."""
         holder, trains = unlearning_of(strategy) or strategy.model, self._trains
         if hasattr(holder, "current_task"):
             trains = holder.current_task is not None or is_finishing(strategy)
@@ -154,7 +154,7 @@ class AccuracyMatrix(CallbackMetric):
         return self.emit(strategy, values)
 
     def table(self) -> Table:
-        """Return the accuracy matrix: one row per evaluation, named after its last event, and one column per task."""
+        """Return the matrix as a table: a column per task, a row per evaluation, named by the last event before it."""
         tasks = sorted({task for row in self.rows for task in row})
         rows = [(name, *(row.get(t) for t in tasks)) for name, row in zip(self.names, self.rows, strict=True)]
         return Table(("after", *(f"task {task}" for task in tasks)), tuple(rows))
@@ -174,7 +174,7 @@ def _event_counts(strategy: Strategy) -> tuple[int, int]:
 
 
 def _row_name(strategy: Strategy, before: tuple[int, int]) -> str:
-    """Return a row's name: tasks trained and unlearned since ``before``, an earlier result of :func:`_event_counts`."""
+    """Return a row's name from the task trained and the tasks unlearned since the counts ``before``."""
     trainings, unlearnings = _event_counts(strategy)
     plugin = unlearning_of(strategy)
     if plugin is None:
@@ -198,5 +198,5 @@ def _matrix_figure(table: Table) -> Figure:
 
 
 def accuracy_matrix_metrics() -> list[AccuracyMatrix]:
-    """Return the metric for average accuracy, forgetting and backward transfer of the remaining tasks, in a list."""
+    """Return a list with the metric of average accuracy, forgetting and backward transfer over tasks not unlearned."""
     return [AccuracyMatrix()]

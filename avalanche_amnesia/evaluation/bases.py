@@ -1,4 +1,4 @@
-"""Base classes of metrics: per event, per unlearned task, and per unlearned task compared with a retrained model."""
+"""Base classes of metrics: emitted after each training or unlearning, per unlearned task, against a retrained model."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -32,20 +32,20 @@ Scope = Literal["unlearned", "remaining", "all"]
 
 
 class CallbackMetric(PluginMetric):
-    """Base of metrics that return their values from event methods such as ``after_eval``."""
+    """Base class of metrics that return their values from Avalanche callbacks such as ``after_eval``."""
 
     axis = "event"
     """X axis on which a logger draws the values: ``event`` counts finished tasks and unlearnings."""
 
     def emit(self, strategy: Strategy, values: Mapping[str, Any]) -> list[MetricValue]:
-        """Return a metric value for each entry of ``values`` (name → value) except values of None."""
+        """Convert a dict of metric name to value into Avalanche metric values for the loggers; skip values of None."""
         x = strategy.clock.train_iterations
         return [MetricValue(self, name, value, x) for name, value in values.items() if value is not None]
 
     def emit_by_task(
         self, strategy: Strategy, name: str, by_task: Mapping[int, float], mean: float | None = None
     ) -> list[MetricValue]:
-        """Return a metric value per task and one for their mean; ``mean`` replaces the computed mean."""
+        """Return Avalanche metric values: one per task, and their mean, or the given ``mean`` in its place."""
         named = {get_metric_name(name, strategy, add_task=task): value for task, value in by_task.items()}
         if by_task:
             of_all = sum(by_task.values()) / len(by_task) if mean is None else mean
@@ -56,14 +56,14 @@ class CallbackMetric(PluginMetric):
         return type(self).__name__
 
     def result(self, strategy: Strategy | None = None) -> None:
-        """Return None, because only the event methods emit values."""
+        """Return None, because values come only from callbacks such as ``after_eval``."""
 
     def reset(self, strategy: Strategy | None = None) -> None:
         """Do nothing, because no values are accumulated."""
 
 
 class EventMetric(CallbackMetric, ABC):
-    """Base of metrics that need no evaluation: emitted after every training and every unlearning."""
+    """Base class of metrics emitted after every training and every unlearning, without an evaluation."""
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
         """After a task's training, and after an unlearning: return the metric's values."""
@@ -73,11 +73,11 @@ class EventMetric(CallbackMetric, ABC):
 
     @abstractmethod
     def current_values(self, strategy: Strategy) -> Mapping[str, Any]:
-        """Return metric name → current value (None: no value)."""
+        """Return the current values as a dict of metric name to value (None: not emitted)."""
 
 
 class ProbingMetric(CallbackMetric, ABC):
-    """Base of metrics of unlearned tasks: copies their masks and heads (probes), emits values after each evaluation."""
+    """Base class of metrics that measure unlearned tasks with copies of their masks and heads (probes)."""
 
     of_parts = False
     """True: the metric also has values if only samples of remaining tasks were unlearned."""
@@ -89,20 +89,20 @@ class ProbingMetric(CallbackMetric, ABC):
         self._loaded: dict[int, Any] = {}
 
     def state(self) -> dict[int, Any]:
-        """Return the state to save: task → tensors of its probe (copied mask and head)."""
+        """Return the state to save: a dict of unlearned task to the tensors of its probe (copied mask and head)."""
         return {task: probe.state() for task, probe in self.probes.items()}
 
     def load_state(self, state: Any) -> None:
-        """Load a state that :meth:`state` returned; :meth:`after_loading` builds heads and norms from it."""
+        """Keep the tensors of a saved :meth:`state` until :meth:`after_loading` builds heads and norms from them."""
         self._loaded = dict(state)
 
     def after_loading(self, strategy: Strategy) -> None:
-        """After loading a strategy: build its probes, with heads and norms of the same classes as the model's."""
+        """After loading a strategy: build the saved probes (copied masks and heads) with the model's head class."""
         self.probes = {task: Probe.from_state(held, strategy.model) for task, held in self._loaded.items()}
         self._loaded = {}
 
     def before_unlearning(self, strategy: Strategy) -> None:
-        """Before an unlearning: copy masks and heads of the requested tasks, unless the plugin keeps no probes."""
+        """Before an unlearning: copy masks and heads of the tasks to be unlearned, unless ``keep_probes`` is False."""
         plugin = require_unlearning(strategy)
         assert plugin.current is not None
         for task in plugin.current.tasks:
@@ -132,12 +132,12 @@ class ProbingMetric(CallbackMetric, ABC):
 
     @abstractmethod
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Return the metric's values for the ``unlearned`` and ``remaining`` tasks; called after each evaluation."""
+        """Return the metric's values after an evaluation; ``remaining``: the trained tasks not unlearned."""
 
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
-        """Return ``model``'s features ``(n, features)`` of a task's inputs, on the CPU; None if a mask is missing.
+        """Return ``model``'s features ``(n, features)`` of ``x`` through masks by ``kind``; None if a mask is missing.
 
         Kinds of probes: see :class:`FeatureDistance`; ``none`` uses the normalisation from before the first task. A
         remaining task's own mask and norms are the main model's; without masks, ``own`` uses the task's norms.
@@ -155,7 +155,7 @@ class ProbingMetric(CallbackMetric, ABC):
         return torch.stack(seen).mean(0) if seen else None
 
     def probed_logits(self, model: nn.Module, x: Tensor, task: int) -> Tensor | None:
-        """Return logits ``(n, classes)`` of ``x`` from an unlearned task's stored head; None if no head is stored."""
+        """Return ``x``'s logits ``(n, classes)`` through an unlearned task's stored mask and head, if it was kept."""
         probe = self.probes.get(task)
         if probe is None or probe.head is None:
             return None
@@ -169,7 +169,7 @@ class ProbingMetric(CallbackMetric, ABC):
 
 
 class ReferenceMetric(ProbingMetric):
-    """Base of metrics with one number per unlearned task, for the main model and each reference (retrained) model."""
+    """Base class of metrics with one number per unlearned task, for the model and for retrained reference models."""
 
     def __init__(self, references: References | None) -> None:
         super().__init__()
@@ -178,12 +178,12 @@ class ReferenceMetric(ProbingMetric):
         self.variants: dict[str, Expected] = {}
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Before a training: check that the run and the references (retrained models) have the same training data."""
+        """Before a task's training: raise an error if its data differ from those the reference models retrain on."""
         if self.references is not None:
             self.references.check(strategy.experience)
 
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Return the metric values of the main model, then those of the reference models."""
+        """Return the metric values of the main model and of the retrained models, then the values derived from them."""
         if self.references is not None:
             plugin = require_unlearning(strategy)
             self._active_references = self.references.of(plugin)
@@ -201,7 +201,7 @@ class ReferenceMetric(ProbingMetric):
         return unlearned
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Yield (name suffix, model) for each model to measure; first the main model, with an empty suffix."""
+        """Yield (suffix for metric names, model): the main model with an empty suffix, then each retrained model."""
         yield "", main
         for suffix, variant in self.variants.items():
             assert self._active_references is not None
@@ -209,15 +209,15 @@ class ReferenceMetric(ProbingMetric):
 
     @abstractmethod
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the metric of a task in ``model``, or None if the task has no probe (copied mask and head)."""
+        """Measure ``task`` in ``model``; return None if the task has no probe (copied mask and head)."""
 
     def derived_values(self, strategy: Strategy, numbers: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return further metric values computed from ``numbers``: name suffix of the model → task → number."""
+        """Compute further metric values from ``numbers``, a dict of model's name suffix to dict of task to number."""
         return []
 
 
 class ComparedMetric(ReferenceMetric):
-    """Base of metrics in [0, 1] per unlearned task, on the main and on the retrained model (suffix ``_reference``).
+    """Base class of metrics in [0, 1] per unlearned task, of the main model and the retrained one (``_reference``).
 
     Args:
         benchmark: benchmark of the run; its streams contain the unlearned tasks' data.
@@ -247,7 +247,7 @@ class ComparedMetric(ReferenceMetric):
 
 
 class FeatureDistance(ReferenceMetric):
-    """Base of metrics: distance between the main and the retrained model's features of tasks' test data.
+    """Base class of metrics: distance between the features of the main and of a retrained model, on tasks' test data.
 
     Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
     tasks, from the first unlearning on, per task and as their mean, as ``<name>_<probe>`` and
@@ -307,18 +307,18 @@ class FeatureDistance(ReferenceMetric):
         """Return the distance between two models' features of a whole test set, each ``(n, features)``."""
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Return the tasks to measure, by ``scope``: the unlearned ones, the remaining ones, or all."""
+        """Return the tasks to measure, as the attribute ``scope`` selects: unlearned, remaining, or all of them."""
         return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the distance of a task's features in ``model`` and in the reference; None if a mask is missing."""
+        """Return the distance of a task's features in ``model`` and in the retrained one; None if a mask is missing."""
         x, _ = task_data(by_task_label(self.references.benchmark.test_stream)[task])
         both = (model, self._active_references.reference(remaining))
         ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived_values(self, strategy: Strategy, numbers: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return distance ÷ ``order`` noise floor, per task and of the means, as metric values; empty without it."""
+        """Return each distance divided by its ``order`` noise floor (distance of two retrained models), if measured."""
         by_task, floors = numbers[""], numbers.get("_floor_order")
         if floors is None:
             return []
@@ -333,12 +333,12 @@ class FeatureDistance(ReferenceMetric):
 
 
 def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
-    """Return task label → experience for all experiences of a stream."""
+    """Return a dict of task label to experience, for all experiences of a stream."""
     return {single_task(experience): experience for experience in labelled_stream(stream)}
 
 
 def prove_last_record(strategy: Strategy, references: References) -> None:
-    """Prove the last record by a reference model that a metric needs anyway; do nothing if it is already proved."""
+    """Prove that the last unlearning is exact, if not done yet: compare the model's bits with a retrained one's."""
     plugin = require_unlearning(strategy)
     if not references.in_passing or not plugin.records or plugin.records[-1].proof is not None:
         return

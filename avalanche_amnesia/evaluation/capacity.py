@@ -1,4 +1,4 @@
-"""Metrics of capacity at every event: free capacity, units or weights in use, bytes of trajectory."""
+"""Metrics after every training and unlearning: free capacity, units or weights in use, bytes of recorded updates."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
 def network_capacity(strategy: Strategy) -> float | None:
-    """Return the mean fraction of its updates that a next task can apply to the backbone: 1 all free, 0 all used.
+    """Return the backbone's free capacity: mean share of its updates that a next task may apply; 1: free, 0: all used.
 
     AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the fraction at a weight is
     ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. If the strategy has ``locked`` tasks, only their
@@ -35,7 +35,7 @@ def trajectory_bytes(strategy: Strategy) -> int | None:
 
 
 class Capacity(EventMetric):
-    """Metric of network capacity, units or weights in use, and bytes of trajectory, at every event.
+    """Metric: free capacity, units or weights in use, and bytes of recorded updates, after a training or unlearning.
 
     Emits, after trainings and unlearnings, ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the
     layer's units, or of the tensor's weights, that remaining tasks use), ``TrajectoryBytes`` and ``MaskBits`` (of a
@@ -48,19 +48,19 @@ class Capacity(EventMetric):
         self._before: float | None = None
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Before an unlearning: store and return the capacity."""
+        """Before an unlearning: store the free capacity, and return it as ``CapacityBefore``."""
         self._before = network_capacity(strategy)
         return self.emit(strategy, {"CapacityBefore": self._before})
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """After an unlearning: return all values and the freed capacity."""
+        """After an unlearning: return all values, and the capacity that it freed."""
         named = self.current_values(strategy)
         if self._before is not None:
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
 
     def current_values(self, strategy: Strategy) -> dict[str, Any]:
-        """Return metric name → current value: capacity, bytes of trajectory, mask use per layer, and mask bits."""
+        """Return values by metric name: free capacity, bytes of recorded updates, mask use per layer, mask bits."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
         if isinstance(model, TaskMaskedModel):
@@ -71,5 +71,5 @@ class Capacity(EventMetric):
 
 
 def capacity_metrics() -> list[Capacity]:
-    """Return the metric :class:`Capacity`, in a list."""
+    """Return a list with the metric :class:`Capacity`."""
     return [Capacity()]

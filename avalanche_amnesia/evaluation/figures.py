@@ -68,7 +68,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def label_ticks(axis: Any, names: Sequence[Any], *, first: float = 0.0, most: int = 15, **style: Any) -> None:
-    """Label an axis with ``names`` at ``first``, ``first + 1`` …; show at most ``most`` of them, in equal steps."""
+    """Label the ticks of a plot's axis with ``names``, at ``first``, ``first + 1`` …; at most ``most`` are shown."""
     step = math.ceil(len(names) / most)
     axis.set_ticks(np.arange(0, len(names), step) + first, [str(name) for name in names[::step]], **style)
 

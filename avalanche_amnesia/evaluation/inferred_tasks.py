@@ -29,11 +29,11 @@ class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
         self._metric.reset()
 
     def result(self) -> float:
-        """Return the share of right samples so far."""
+        """Return the share of samples so far whose task (and class, unless ``task_only``) was inferred correctly."""
         return self._metric.result()
 
     def update(self, strategy: Strategy) -> None:
-        """Predict a mini-batch without task labels, and add its share of right samples to the mean."""
+        """Predict a mini-batch without task labels, and add its share of correct predictions to the mean."""
         model: Any = strategy.model
         predicted = TaskInference(model, self.rule)(strategy.mb_x)
         right = predicted.tasks == strategy.mb_task_id

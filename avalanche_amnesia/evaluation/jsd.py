@@ -37,7 +37,7 @@ def jsd_metrics(
     noise_floor: Sequence[Floor] = ("order",),
     scope: Scope = "unlearned",
 ) -> list[JSDivergence]:
-    """Return the JSD metrics of a run, one per kind of probe (the mask through which features are compared).
+    """Return Jensen–Shannon divergence metrics, one per kind of probe (the mask through which features are compared).
 
     Args:
         references: reference models of the run.

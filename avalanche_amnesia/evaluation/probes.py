@@ -32,23 +32,23 @@ _WITH_NORMS = (TaskMaskedModel, TaskNormModel)
 
 @dataclass(frozen=True)
 class Probe:
-    """Copy of an unlearned task's mask, and of its head with norms; None for a part that the model lacks."""
+    """Copy of an unlearned task's mask, and of its head with normalisation layers; None for a part the model lacks."""
 
     mask: Tensor | None
     head: nn.Module | None
 
     @property
     def parts(self) -> nn.Module | None:
-        """Return the norms stored in the head, or None if the head has none."""
+        """Return the task's normalisation layers, stored in the head, or None if there are none."""
         return getattr(self.head, "own", None)
 
     def state(self) -> dict[str, Any]:
-        """Return the probe's tensors: the mask, and the state dict of the head."""
+        """Return the probe's tensors, to save them: the copied mask, and the state dict of the copied head."""
         return {"mask": self.mask, "head": None if self.head is None else dict(self.head.state_dict())}
 
     @classmethod
     def from_state(cls, state: Any, model: Any) -> Probe:
-        """Build a probe from the tensors that :meth:`state` returned; ``model`` creates its head."""
+        """Build a probe (copied mask and head) from tensors that :meth:`state` returned; ``model`` creates its head."""
         mask, tensors = checked(state, mask=Tensor | None, head=dict | None)
         if tensors is None:
             return cls(mask, None)
@@ -60,7 +60,7 @@ class Probe:
 
 
 def copy_probe(model: nn.Module, task: int) -> Probe:
-    """Return a probe: copies of a learned task's mask, head and norms; None for a part that the model lacks."""
+    """Return a probe: copies of a task's mask and its head with normalisation layers; None for a missing part."""
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     if not isinstance(model, MultiHeadModel):
         return Probe(mask, None)
@@ -116,7 +116,7 @@ def _batch_features(
 
 
 def task_features(model: nn.Module, x: Tensor, task: int) -> Tensor:
-    """Return the features ``(n, features)`` of inputs for a task of the model, with its mask and norms, on the CPU."""
+    """Return the features ``(n, features)`` of inputs, through a task's mask and norms in the model, on the CPU."""
     if not isinstance(model, MultiHeadModel):
         return features_of(model, x, task=task)
     return in_batches(model, x, lambda part: model.features(part, task))

@@ -1,4 +1,4 @@
-"""Proofs of unlearning records: bitwise comparison of the tensors of the unlearned and of a retrained model."""
+"""Proofs that an unlearning was exact: bitwise comparison of the model's tensors with those of a retrained model."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from avalanche_amnesia.processes import from_first
 
 
 def refuse_approximate(record: UnlearningRecord) -> None:
-    """Raise RequestError if a record's claim is ``approximate``: a retrained model may then have other bits."""
+    """Raise RequestError if an unlearning was only ``approximate``, so that a retrained model may have other bits."""
     if record.claim == "approximate":
         raise RequestError(
             f"this record is approximate ({record.reasons[0]}): only exact and conditional records can be proved; "
@@ -23,7 +23,7 @@ def refuse_approximate(record: UnlearningRecord) -> None:
 
 
 def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn.Module) -> tuple[int, ...]:
-    """Return the tasks to prove, in training order: ``tasks``, or all ``remaining`` if empty; or raise RequestError.
+    """Return the tasks that a proof compares, in training order: ``tasks``, or all if empty; or raise RequestError.
 
     ``model`` is a new model of the strategy.
     """
@@ -46,7 +46,7 @@ def with_proof(
     apart: bool,
     seconds: float,
 ) -> UnlearningRecord:
-    """Return the record with its proof; raise ProofError if a tensor's bits differ from the retrained model's.
+    """Return the record with a proof if all tensors have the bits of the ``retrained`` model; else raise ProofError.
 
     Compared are the tensors of ``tasks``, and those that belong to no task, with the ``hashes`` of the model, by name.
     ``apart`` and ``seconds`` are those of :class:`Proof`.

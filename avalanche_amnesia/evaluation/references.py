@@ -1,4 +1,4 @@
-"""Reference models, retrained without the unlearned tasks, and full models, which unlearned none."""
+"""Reference models, retrained without the unlearned tasks, and full models, which learned all and unlearned none."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _QUIET = (MaskWarning, CapacityWarning)
 
 
 class ReferencesError(ValueError):
-    """Error if ``make_strategy``, the benchmark or the run does not fit the references (retrained models)."""
+    """Error for a ``make_strategy``, benchmark or run that comparable reference models can't be trained for."""
 
 
 class References:
-    """Trainer and store of reference models (retrained on the remaining tasks) and full models (nothing unlearned).
+    """Trainer and store of reference models (retrained on tasks not unlearned) and full models (nothing unlearned).
 
     A reference is trained by a fresh strategy on the benchmark's experiences without their requests. As every draw
     of a task derives from (seed, task), two runs that begin with the same tasks share those bits. The shared tasks are
@@ -126,7 +126,7 @@ class References:
         return self
 
     def check(self, experience: Any) -> None:
-        """Raise ReferencesError unless an experience's data, permanence and deadline equal those in this benchmark.
+        """Raise ReferencesError unless an experience's data, ``permanent`` and ``deadline`` are as in this benchmark.
 
         Labels and a few samples, with evaluation transforms, are compared. The first successful call starts the
         workers, if there are any and a metric has announced models; later calls warn if a worker failed.
@@ -144,7 +144,7 @@ class References:
             self._train_ahead()
 
     def train_experience(self, task: int) -> Any:
-        """Return the benchmark's training experience of a task, without requests."""
+        """Return the benchmark's training experience of a task, without requests to unlearn."""
         if task not in self._experiences:
             self._refuse_data(f"task {task} is not among their tasks {sorted(self._experiences)}")
         return self._experiences[task]
@@ -157,7 +157,7 @@ class References:
         )
 
     def reference(self, remaining_tasks: Sequence[int], variant: Expected = "same") -> nn.Module:
-        """Return the model that learned only ``remaining_tasks``, in this order; train it if necessary.
+        """Return the reference model that learned only ``remaining_tasks``, in this order; train it if necessary.
 
         Args:
             remaining_tasks: task labels of the benchmark, each once; may be empty (the initial model).
@@ -208,7 +208,7 @@ class References:
         return self.reference(tasks, self._full_variant)
 
     def seconds(self, remaining_tasks: Sequence[int]) -> float:
-        """Return the wall-clock seconds of training the reference (model trained only on ``remaining_tasks``).
+        """Return the wall-clock seconds to train the reference model that learned only ``remaining_tasks``.
 
         Trainings that several references share were computed once, and count in each reference.
         """
@@ -219,7 +219,7 @@ class References:
     def prove(
         self, record: UnlearningRecord, *, tasks: Iterable[int] = (), strategy: Strategy | None = None
     ) -> UnlearningRecord:
-        """Train a record's remaining tasks again, compare all tensors bit by bit, and return the record with the proof.
+        """Retrain without the unlearned data, compare all tensors bit by bit, and return the record with the proof.
 
         ``TaskStrategy.prove`` and ``UnlearningPlugin.prove`` do so with the last record of a strategy, and store the
         result.
@@ -263,7 +263,7 @@ class References:
         return with_proof(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
 
     def _check_settings(self, made: Strategy, strategy: Strategy) -> None:
-        """Raise ReferencesError if ``strategy`` and ``made`` (built by ``make_strategy``) have different settings."""
+        """Raise ReferencesError if ``strategy`` has other settings than ``made``, which ``make_strategy`` built."""
         new, old = (
             learning_settings(each, [p for p in each.plugins if not getattr(p, "answers_requests", False)])
             for each in (made, strategy)
@@ -275,13 +275,13 @@ class References:
             )
 
     def _is_readable(self, task: int, made: Strategy) -> bool:
-        """Return True if another task's training may use the weights of ``task``, which is or may become permanent."""
+        """Return True if ``task`` is or may become permanent, so that other tasks' trainings may use its weights."""
         experience, plugin = self.train_experience(task), unlearning_of(made)
         deadlines = getattr(experience, "deadline", None), getattr(plugin, "deadline", None)
         return getattr(experience, "permanent", False) or any(deadlines)
 
     def without(self, left_out: Mapping[int, Collection[int]]) -> References:
-        """Return reference models for the benchmark without ``left_out`` samples. Equal calls return the same object.
+        """Return reference models trained without the ``left_out`` samples. Equal calls return the same object.
 
         Args:
             left_out: task → positions in its training data, from 0; without any position this object is returned.
@@ -293,7 +293,7 @@ class References:
         return self._with_data(key, lambda task, positions: without_positions(self.train_experience(task), positions))
 
     def _with_data(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
-        """Return references in which ``experience_of(task, what)`` replaces a task's data, for each pair in ``key``."""
+        """Return a copy of this object in which ``experience_of(*pair)`` supplies the data for each pair in ``key``."""
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
             empty: Any = {name: {} for name in ("_models", "_seconds", "_runs", "_without", "_company")}
@@ -302,7 +302,7 @@ class References:
         return self._without[key] if key else self
 
     def trained(self, plugin: Any) -> References:
-        """Return references for exactly the data that the run of ``plugin`` learned; ReferencesError if not found."""
+        """Return references that retrain on exactly the data of ``plugin``'s run; ReferencesError if data differ."""
         for task, digest in plugin.data.items():
             self.train_experience(task)
             if (task, digest) not in self._trained:
@@ -313,13 +313,13 @@ class References:
         return self._with_data(key, lambda *of: self._trained[of])
 
     def of(self, plugin: Any) -> References:
-        """Return references for the data that the run of ``plugin`` learned, without samples unlearned in this run."""
+        """Return references that retrain on the data of ``plugin``'s run, without the samples unlearned in it."""
         here = self.trained(plugin)
         sizes = {task: len(experience.dataset) for task, experience in here._experiences.items()}
         return here.without(plugin.forgotten.positions_by_task(sizes))
 
     def expect(self, *kinds: Expected) -> None:
-        """Register model variants that a metric needs after every evaluation, so that workers can train them early."""
+        """Register the ``kinds`` of reference model that a metric needs, so that workers can train them in advance."""
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
@@ -370,7 +370,7 @@ class References:
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
     def fresh_strategy(self, variant: Expected = "same") -> Any:
-        """Return a new strategy that will train a reference; ReferencesError if ``make_strategy`` is unsuitable."""
+        """Return a new strategy, to train a reference model; ReferencesError if ``make_strategy`` is unsuitable."""
         # No metrics: the run's metrics would need references. The logger writes nothing; without one Avalanche warns.
         strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[] if rank() else [BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):
@@ -411,7 +411,7 @@ def _pool_plugin(strategy: Strategy) -> Any:
 
 
 def _draw_again(strategy: Strategy, seeding: SeedingPlugin, seed: int) -> None:
-    """Draw all parameters of a new strategy again from ``seed``, and set this seed in its plugins."""
+    """Initialise all parameters of a new strategy again from ``seed``, and set this seed in its plugins."""
     torch.manual_seed(seed)
     for module in strategy.model.modules():
         if hasattr(module, "reset_parameters"):

@@ -1,4 +1,4 @@
-"""Distances relative to their noise floor, and distances as text; tiny distances count as rounding errors."""
+"""Distances divided by their noise floor (distance of two retrained models), and as text, unless below detection."""
 
 RESOLUTION = 1e-9
 """Smallest distance that counts (for the JSD in bits): smaller ones are rounding errors and have no ratio."""

@@ -14,7 +14,7 @@ from avalanche_amnesia.training.host.saving import encoded_state, load_state_fro
 
 
 class Retraining:
-    """Training run of a strategy that saves the state after each task to a temporary folder (no shared store)."""
+    """Run that trains a strategy on sequences of tasks; it saves the state after each, to reuse common beginnings."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy

@@ -29,7 +29,7 @@ class UnlearnedAccuracy(ComparedMetric):
     helper = "unlearned_accuracy_metrics"
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the base class's models, and the reference with another data order if a further metric needs it."""
+        """Yield the base class's models, and one retrained in another data order if another metric needs that one."""
         yield from super().models(main, remaining)
         if self._active_references is not None and ("order", tuple(remaining)) in self._active_references.expected():
             yield "_floor_order", self._active_references.reference(remaining, "order")
@@ -41,7 +41,7 @@ class UnlearnedAccuracy(ComparedMetric):
         return None if logits is None else accuracy(logits, y)
 
     def derived_values(self, strategy: Strategy, numbers: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return metric values per task and for all tasks: chance accuracy (mean), number of test samples (sum)."""
+        """Return each task's chance accuracy and number of test samples as metric values, with their mean and sum."""
         chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in numbers[""]}
         samples = {task: len(self.test_experiences[task].dataset) for task in numbers[""]}
         return [
@@ -51,5 +51,5 @@ class UnlearnedAccuracy(ComparedMetric):
 
 
 def unlearned_accuracy_metrics(benchmark: Any, references: References | None = None) -> list[UnlearnedAccuracy]:
-    """Return the metric :class:`UnlearnedAccuracy` of a run, in a list; arguments as for the class."""
+    """Return a list with the metric :class:`UnlearnedAccuracy`; arguments as for the class."""
     return [UnlearnedAccuracy(benchmark, references)]

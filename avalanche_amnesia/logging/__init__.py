@@ -1,4 +1,4 @@
-"""Loggers of runs, and the dashboard Weights & Biases."""
+"""Loggers that write the metrics and unlearnings of a run, for example to Weights & Biases."""
 
 import lazy_loader
 

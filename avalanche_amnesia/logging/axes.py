@@ -1,4 +1,4 @@
-"""X axes of metrics (iterations, tasks or events), and the position of a run on them."""
+"""X axes of logged metrics (iterations, tasks, or trainings and unlearnings), and a run's position on them."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")
 
 
 def axis_of(name: str, callback: str | None, origin: object = None) -> str:
-    """Return the x axis of a logged value: its metric's attribute ``axis``; if missing, by value name and callback."""
+    """Return the x axis of a logged value: its metric's ``axis``, or the one that its name and callback suggest."""
     own = getattr(origin, "axis", None)
     if own is not None:
         if own not in AXES:
@@ -29,7 +29,7 @@ def axis_of(name: str, callback: str | None, origin: object = None) -> str:
 
 
 class Position:
-    """Position of a run on the x axes, updated at every callback of the strategy.
+    """Position of a run on the x axes (iteration, task, event), updated at every Avalanche callback.
 
     `task` is the label of the task trained last. An experience without a label of its own (none, several, or one that
     its whole stream shares) counts by its number in the stream, else by the number of trainings before it. If the
@@ -62,11 +62,11 @@ class Position:
             self.event += 1
 
     def on_axes(self) -> dict[str, Any]:
-        """Return the name of each x axis → the run's position on it."""
+        """Return a dict of x axis to the run's position on it."""
         return {ITERATION: self.iteration, TASK: self.task, EVENT: self.event}
 
     def _copy_position(self, strategy: Strategy) -> None:
-        """Copy the position from the strategy, which may have been loaded, or may have discarded a task."""
+        """Set the position from the strategy, which may have been loaded, or may have discarded a training."""
         plugin = unlearning_of(strategy)
         counter = strategy.clock.train_exp_counter
         if plugin is not None:

@@ -58,7 +58,7 @@ def _stream_settings(strategy: Strategy) -> dict[str, Any]:
 
 
 def _request_text(request: Any, task: int) -> str:
-    """Return a request as text, with the number of samples but not their positions, because these are private."""
+    """Return a request to unlearn as text, with the number of samples but not their positions, which are private."""
     parts = [f"{len(request.samples)} samples"] if request.samples else []
     parts += [f"classes {', '.join(map(str, request.classes))}"] if request.classes else []
     what = f"{' and '.join(parts)} of task {request.tasks[0]}" if parts else tasks_in_words(request.tasks)

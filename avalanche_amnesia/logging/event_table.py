@@ -32,11 +32,11 @@ class EventTable:
         self.changed = False
 
     def add_training(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
-        """Add a row for a finished task; `remaining`: the remaining tasks; None for a strategy without ledger."""
+        """Add a row for a finished training; `remaining`: tasks not unlearned, None if the strategy can't unlearn."""
         self._add_row({"event": event, "what": "trained", "task": task, "remaining": _task_list(remaining)}, remaining)
 
     def add_unlearning(self, event: int, task: int, record: UnlearningRecord | None) -> None:
-        """Add a row for an unlearning. `record`: record of the unlearning; None for another package's plugin."""
+        """Add a row for an unlearning; `record`: record of its changes, None if another package's plugin did it."""
         row: dict[str, Any] = {"event": event, "what": "unlearned", "task": task}
         if record is not None:
             gone = _task_list(record.tasks) if record.task is None else data_in_words(record.plan)
@@ -45,12 +45,12 @@ class EventTable:
         self._add_row(row, None if record is None else record.remaining)
 
     def update_claim(self, record: UnlearningRecord) -> None:
-        """Update the claim in the row of the last unlearning after its proof succeeded or failed."""
+        """Update the last unlearning's claim (exact, approximate …) in its row, after a proof succeeded or failed."""
         row = next(row for row in reversed(self._rows) if row["what"] == "unlearned")
         row["claim"], self.changed = claim_in_words(record), True
 
     def add_number(self, name: str, value: float, axis: str) -> None:
-        """Add a logged number to the row of the last event, if the number belongs to an event."""
+        """Add a logged number to the last event's row, if it is a test accuracy or is plotted over events."""
         if not self._rows:
             return
         row = self._rows[-1]

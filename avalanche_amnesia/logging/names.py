@@ -1,4 +1,4 @@
-"""Names in a run's log for the x axes and for the table of events."""
+"""Names of the x axes and of the table of events (trainings and unlearnings) in a run's log."""
 
 ITERATION = "iteration"
 """Training iterations so far (the strategy's clock)."""

@@ -30,7 +30,7 @@ def is_about(name: str, tasks: tuple[int, ...]) -> bool:
 
 
 class RunLogger(BaseLogger, ABC):
-    """Base of loggers that write a table of events, and metrics by `iteration`, `task` or `event` (see `axes.py`).
+    """Base class of loggers of metrics over iterations, tasks or events (trainings, unlearnings), and an event table.
 
     All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
     strategy) is the logger itself. A run without a name is named after method and seed (see `configuration.py`).
@@ -81,14 +81,14 @@ class RunLogger(BaseLogger, ABC):
         self._write_pending()
 
     def log_values(self, values: Mapping[str, Any]) -> None:
-        """Write further values (name → value), which no metric emits, as one row with the x axis `event`."""
+        """Write values that no metric emits (a dict of name to value) as one row over the x axis `event`."""
         self._get_writer()
         origin, at = SimpleNamespace(axis=EVENT), self._position.iteration
         self.log_metrics([MetricValue(origin, name, value, at) for name, value in values.items()])
         self._write_pending()
 
     def log_events(self) -> None:
-        """Write the table of events if it has changed; do nothing during a task's training."""
+        """Write the table of events (trainings, unlearnings) if it has changed; do nothing during a training."""
         if self._events.changed and not self._position.in_training:
             self._log_rows([{EVENTS: self._events.table(), **self._position.on_axes()}], {EVENTS: EVENT})
 
@@ -131,7 +131,7 @@ class RunLogger(BaseLogger, ABC):
         self._position.update(callback, strategy)
         self._describe(callback, strategy)
         if self._position.event > events:
-            self._begin_event(callback, strategy)
+            self._add_event(callback, strategy)
         self._write_pending(callback)
         if callback == "after_unlearning":
             self._log_record(strategy)
@@ -151,19 +151,19 @@ class RunLogger(BaseLogger, ABC):
         name = settings["method"] + ("" if settings["seed"] is None else f", seed {settings['seed']}")
         writer.describe(settings, None if self._named else name)
 
-    def _begin_event(self, callback: str, strategy: Strategy) -> None:
-        """Add a row for the event to the table. At the end of a task, the ledger does not contain this task yet."""
+    def _add_event(self, callback: str, strategy: Strategy) -> None:
+        """Add a row to the event table for the training or unlearning that has just ended."""
         at, plugin = self._position, unlearning_of(strategy)
         if callback == "after_unlearning":
             self._events.add_unlearning(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
             return
         remaining = None
         if plugin is not None:
-            remaining = tuple(dict.fromkeys((*plugin.ledger.remaining, at.task)))
+            remaining = tuple(dict.fromkeys((*plugin.ledger.remaining, at.task)))  # the ledger lacks the task yet
         self._events.add_training(at.event, at.task, remaining)
 
     def _log_record(self, strategy: Strategy) -> None:
-        """Store the last record as file and text, and remove the unlearned tasks' values from the summary."""
+        """Store the last unlearning's record as file and text, and remove its tasks' values from the run's summary."""
         plugin = unlearning_of(strategy)
         if plugin is not None and plugin.records:
             writer, record = self._get_writer(), plugin.records[-1]
@@ -173,7 +173,7 @@ class RunLogger(BaseLogger, ABC):
             writer.note({self._kept[0]: str(record)})
 
     def _update_record(self, strategy: Strategy) -> None:
-        """Replace the last stored record if a proof has changed it (added the proof, or made it ``approximate``)."""
+        """Store the last unlearning's record again if a proof changed it (succeeded, or made it ``approximate``)."""
         if self._kept is not None and (plugin := unlearning_of(strategy)).records[-1] != self._kept[1]:
             name, record = self._kept[0], plugin.records[-1]
             self._kept = name, record
@@ -182,7 +182,7 @@ class RunLogger(BaseLogger, ABC):
             self._events.update_claim(record)
 
     def _write_pending(self, callback: str | None = None) -> None:
-        """Write the pending values in as few rows as possible, with one value per name and row."""
+        """Write the values that :meth:`log_metrics` stored, in as few rows as possible, one value per row and name."""
         values, self._pending = self._pending, []
         rows: list[dict[str, Payload]] = []
         texts: dict[str, str] = {}

@@ -27,7 +27,7 @@ _RECORD_TYPE = "unlearning-record"
 
 
 class WandBWriter:
-    """Writer of settings, values and records to a W&B run."""
+    """Writer of settings, metric values and unlearning records to a W&B run, used by :class:`WandBLogger`."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -54,7 +54,7 @@ class WandBWriter:
         self.run.summary.update(texts)
 
     def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
-        """Store a record as a W&B artefact of the run; a record that got a proof is stored as another artefact."""
+        """Store an unlearning's record as a W&B artefact; after a proof the record is stored as another artefact."""
         self.run.log_artifact(_artefact(record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
@@ -70,7 +70,7 @@ class WandBWriter:
 
 
 def _artefact(record: UnlearningRecord) -> Any:
-    """Return a record as an artefact, whose name depends only on the record's content."""
+    """Return an unlearning's record as a W&B artefact, named by its tasks and a hash of its content."""
     import wandb
 
     of = "-".join(map(str, record.tasks)) if record.task is None else f"samples-of-{record.task}"
@@ -90,7 +90,7 @@ def _to_wandb(value: Payload) -> Any:
 
 
 class WandBLogger(RunLogger):
-    """Avalanche logger to W&B: all that :class:`RunLogger` writes, and each unlearning's record as an artefact.
+    """Avalanche logger that writes metrics, the table of events and each unlearning's record (as an artefact) to W&B.
 
     W&B's own step is only the number of the row. A pickled logger does not keep its run; give the loaded logger a run
     with `attach`. Of every number the smallest and largest value are in the summary, too.
@@ -156,7 +156,7 @@ class WandBLogger(RunLogger):
         return self._get_writer().run
 
     def attach(self, run: Any) -> None:
-        """Log to `run` from now on, and continue the x axes; only for a logger loaded without its run.
+        """Log to `run` from now on, and continue the x axes; only for an unpickled logger, which has lost its run.
 
         The settings of the next logged strategy are written to `run`; its name stays.
 
@@ -191,7 +191,7 @@ def _check_run(run: Any) -> None:
 
 
 def resolve_mode(mode: str | None) -> Mode:
-    """Return the mode for `wandb.init`, without using the network or asking the user."""
+    """Return the mode for `wandb.init` (online, offline, disabled), without using the network or asking the user."""
     # Read here because wandb keeps the environment of its first use in the process.
     variable = os.environ.get("WANDB_MODE", "")
     for name, given in (("mode", mode), ("WANDB_MODE", _OLD_NAMES.get(variable, variable) or None)):

@@ -1,4 +1,4 @@
-"""Encode states as JSON and tensors, and decode them."""
+"""Encode the state of a strategy as JSON and tensors, and decode it."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ class OwnFile:
 
 
 def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
-    """Return (JSON values of a state, path → part for one file); parts share the state's tensors, without a copy.
+    """Return a state as JSON values and as parts (tensors for one file each, by path in the state), without copies.
 
     A value that JSON lacks becomes an object with one key that begins with ``$``: ``{"$tuple": […]}``. Other objects
     are not encoded, and decoding calls no function that a state names. An error lists the paths of unsupported values.

@@ -39,7 +39,7 @@ BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class Part(dict[str, "Tensor"]):
-    """Part of a state in one file: its tensors by path, and the JSON of its value."""
+    """Part of a saved state that one file stores: a dict of path in the state to tensor, and JSON for other values."""
 
     def __init__(self, tensors: Mapping[str, Tensor], code: str = "") -> None:
         super().__init__(tensors)
@@ -60,7 +60,7 @@ Parts = dict[str, Part]
 
 @contextmanager
 def as_state_error(path: Path, fault: str) -> Iterator[None]:
-    """Convert every error in the block, which reads or loads a state, to a StateError that begins with ``fault``."""
+    """In a ``with`` block that reads or loads a state, convert errors to a StateError that begins with ``fault``."""
     # Damaged or foreign files cause errors in JSON, safetensors, torch and every plugin.
     try:
         yield
@@ -73,7 +73,7 @@ def as_state_error(path: Path, fault: str) -> Iterator[None]:
 
 @contextmanager
 def explain_errors(path: Path) -> Iterator[None]:
-    """Convert an error in the block, which writes ``path``, to an OSError that names the remedy."""
+    """In a ``with`` block that writes ``path``, convert file errors to an OSError that names the remedy."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -87,7 +87,7 @@ def explain_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replace_files(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield temporary paths. When all their files are on disk, move them to the given paths, one after another.
+    """Yield temporary paths to write to. After the ``with`` block, move the files to the given paths, one by one.
 
     If the process is killed, the old or the new file exists completely. A symbolic link is replaced, not followed.
     """
@@ -109,7 +109,7 @@ def replace_files(files: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def _flush(path: Path, access: int = os.O_RDWR) -> None:
-    """Wait until a file is on disk or, with read access, a directory's list of files."""
+    """Wait until a file's content is on disk (fsync) or, with read access, a directory's list of files."""
     opened = os.open(path, access)
     try:
         os.fsync(opened)
@@ -124,7 +124,7 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def seal(content: Mapping[str, Any], **head: Any) -> str:
-    """Return ``content`` as JSON with a head and a checksum, which detects damage but not attacks."""
+    """Return ``content`` as JSON with the fields ``head`` and a checksum, which detects damage but not attacks."""
     checksum = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
     return json.dumps({**head, "checksum": checksum, "content": content}, allow_nan=False)
 
@@ -153,7 +153,7 @@ def unseal(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]
 
 @contextmanager
 def lock_directory(path: Path, to_write: bool) -> Iterator[None]:
-    """Lock a directory during the block among processes that use this function; ``to_write``: True excludes readers.
+    """Hold a lock on a directory in a ``with`` block: one writer (``to_write``) or several readers at a time.
 
     The lock belongs to the open directory: it needs no file, and ends with the process.
     """
@@ -209,7 +209,7 @@ def write_state(
 
 
 def refuse_other_files(path: Path) -> None:
-    """Raise StateError unless the directory is missing, is empty, or contains a state."""
+    """Raise StateError if ``path`` is a file, or a directory with files that belong to no saved state."""
     if not path.exists():
         return
     if not path.is_dir():
@@ -221,14 +221,14 @@ def refuse_other_files(path: Path) -> None:
 
 
 def read_state(path: Path, blobs: Path | None = None, check: Check | None = None) -> tuple[dict[str, Any], Parts]:
-    """Return (body, parts) of the state in a directory; run no code from its files."""
+    """Return (JSON body, parts with tensors) of the state in a directory, without running code from its files."""
     with lock_directory(path, to_write=False):
         body, files = read_body(path, check)
         return body, {place: read_part((blobs or path) / name) for place, name in files.items()}
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (body, path in the state → name of the file with that part) of the state in a directory."""
+    """Return the JSON body of the state in a directory, and a dict of path in the state to the file with that part."""
     file = path / STATE
     if not file.is_file():
         raise StateError(f"{path} has no state ({STATE} is missing): give the directory that strategy.save(path) made")
@@ -241,7 +241,7 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
 
 
 def part_bytes(part: Part) -> bytes:
-    """Return the content of the file for a part, as bytes in the safetensors format."""
+    """Return a part of a state (tensors and JSON) as bytes in the safetensors format, to be written to a file."""
     from safetensors.torch import save  # imported here, because records are read without torch
 
     metadata = {_CODE: part.code} if part.code else None
@@ -266,14 +266,14 @@ def _is_whole(file: Path) -> bool:
 
 @lru_cache(_MOST)
 def _is_undamaged(file: Path, place_and_time: tuple[int, ...]) -> bool:
-    """Return True if a part's file is undamaged; cached for the same ``place_and_time``."""
+    """Return True if a file has the hash in its name; cached until the file's inode, size or time changes."""
     with suppress(StateError):
         return bool(read_part(file).name)
     return False
 
 
 def read_part(file: Path) -> Part:
-    """Return the part in a file; raise StateError if the file is damaged."""
+    """Return the part of a state (tensors and JSON) in a file; raise StateError if the file is damaged."""
     with as_state_error(file, f"{file} is damaged, or can't be read, and the state lacks a part of its tensors"):
         part = part_of(file.read_bytes())
         if part.name != file.name:
@@ -282,7 +282,7 @@ def read_part(file: Path) -> Part:
 
 
 def part_of(content: bytes) -> Part:
-    """Return the :class:`Part` (tensors and JSON) in the bytes of a safetensors file."""
+    """Return the part of a state (tensors and JSON) in the bytes of a safetensors file."""
     from safetensors.torch import load
 
     tensors, (size,) = load(content), struct.unpack("<Q", content[:8])

@@ -1,4 +1,4 @@
-"""Search for values in known objects (of this package and of Avalanche) and containers, never in other objects."""
+"""Recursive search for values in containers and in objects of this package and of Avalanche, but in no other object."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -37,13 +37,13 @@ def _is_known(kind: type) -> bool:
 
 
 def is_known_class(kind: type) -> bool:
-    """Return True if Avalanche defines a class, or if this package or ``avalanche.training`` defines a base of it."""
+    """Return True if Avalanche defines the class, or if this package or ``avalanche.training`` defines a base of it."""
     bases = any(base.__module__.startswith(("avalanche_amnesia.", "avalanche.training.")) for base in kind.__mro__)
     return bases or kind.__module__.startswith("avalanche.")
 
 
 def known_parts(roots: Iterable[object], seen: dict[int, object]) -> Iterator[Any]:
-    """Yield, and add to ``seen``, the roots and objects in containers and attributes of known objects, if not in it."""
+    """Yield ``roots``, and objects in their containers and attributes, recursively; add each to ``seen`` by its id."""
     todo = deque(roots)
     while todo:
         obj = todo.popleft()

@@ -33,21 +33,21 @@ _OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
 
 
 def origin_of(strategy: Strategy) -> dict[str, Any]:
-    """Return a strategy's method, settings and seed, as fields of a record's :class:`Provenance`."""
+    """Return a strategy's method, settings and seed, as fields of :class:`Provenance` (origin of a model)."""
     seeding = next((plugin for plugin in strategy.plugins if getattr(plugin, "seeds_tasks", False)), None)
     seed = None if seeding is None else seeding.seed
     return {"method": type(strategy).__name__, "options": settings_of(strategy), "seed": seed}
 
 
 def learning_settings(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Return :func:`settings_of` without the settings of evaluation, because these may change during a run."""
+    """Return a strategy's settings, as :func:`settings_of`, without those of evaluation, which may change in a run."""
     learning = [p for p in (strategy.plugins if plugins is None else plugins) if not isinstance(p, OF_THE_HOST)]
     found = settings_of(strategy, learning)
     return {of: {n: value for n, value in own.items() if n not in _OF_EVALUATION} for of, own in found.items()}
 
 
 def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Return class name → settings for a strategy, its optimizer and its plugins (or the given ones).
+    """Return a dict of class name to settings, for a strategy, its optimizer and its plugins (or the given ones).
 
     A setting is an attribute named like a constructor argument, or a frozen data class of options. A function becomes
     its name, an object of this package becomes its class and settings.
@@ -66,7 +66,7 @@ def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dic
 
 
 def own_settings(obj: Any) -> dict[str, Any]:
-    """Return setting name → JSON value for one object."""
+    """Return an object's settings (stored constructor arguments, frozen options) as a dict of name to JSON value."""
     kind: Any = type(obj)
     arguments = _arguments(kind)
     found = {}
@@ -99,7 +99,7 @@ def is_frozen(kind: type) -> bool:
 
 
 def _is_settings_object(value: Any) -> bool:
-    """Return True if an object's class derives from this package and holds only settings."""
+    """Return True for an object of this package's classes, unless it is a module or plugin with more than settings."""
     return is_from(type(value), "avalanche_amnesia") and not isinstance(value, (nn.Module, BasePlugin))
 
 

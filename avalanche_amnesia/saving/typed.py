@@ -14,7 +14,7 @@ _SCALARS: dict[Any, Any] = {int: int, float: (int, float), str: str, bool: bool,
 
 
 def to_type(kind: Any, value: Any, path: str = "") -> Any:
-    """Convert a JSON value to the type ``kind``, e.g. a mapping to a data class; errors name the path ``path``.
+    """Convert a JSON value to the type ``kind``, e.g. a mapping to a data class; ``path`` locates it in errors.
 
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
     ``Annotated[int, 1]`` allows integers of at least 1. Classes that JSON has no values for allow any value.

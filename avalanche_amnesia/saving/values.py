@@ -13,7 +13,7 @@ class StateError(ValueError):
 
 
 def checked(state: Any, /, **kinds: Any) -> list[Any]:
-    """Return the values of a state dict in the order of ``kinds`` (name → type); StateError for an invalid value."""
+    """Check that a state dict has the names and types ``kinds``, and return its values in that order; or StateError."""
     if not isinstance(state, dict) or state.keys() != kinds.keys():
         held = list(state) if isinstance(state, dict) else state
         raise StateError(f"invalid value in state: {held!r:.200} where {list(kinds)} should be")
@@ -31,7 +31,7 @@ def create(kind: type[Made], state: Any) -> Made:
 
 
 def has_type(value: Any, kind: Any) -> bool:
-    """Return True if a value, and every item of a container, has the annotated type."""
+    """Return True if a value has the annotated type ``kind`` and, if it is a container, all of its items do."""
     if kind is Any:
         return True
     inner = get_args(kind)

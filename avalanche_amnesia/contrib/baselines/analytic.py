@@ -1,4 +1,4 @@
-"""Model with a frozen network and a ridge regression on integer sums; any sample can be subtracted exactly."""
+"""Model of a frozen network and a ridge regression on integer sums, so any sample can be subtracted exactly."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -31,7 +31,7 @@ def _lower(width: int, device: torch.device) -> Tensor:
 
 
 class TaskSums(NoHead):
-    """Integer sums over one task's samples, for its regression head; the order of additions does not matter.
+    """Exact integer sums over one task's samples (features and labels), which give the task's ridge regression head.
 
     Attributes: int64 if not stated; ``φ`` is a sample's vector of D whole numbers, see :class:`AnalyticModel`.
         gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``, int32 if all its entries fit.
@@ -67,13 +67,13 @@ class TaskSums(NoHead):
         return made
 
     def forward(self, features: Tensor) -> Tensor:
-        """Store the mini-batch's features ``φ``, unless some are stored already; return zeros as logits."""
+        """Store the mini-batch's features for the sums, unless some are stored already; return zeros, not logits."""
         self.seen = features if self.seen is None else self.seen
         return super().forward(features)
 
     @torch.inference_mode(False)
     def change(self, rows: Tensor, places: Tensor | None = None) -> None:
-        """Add samples, rows of ``φ`` and label int16 ``(n, D + 1)``; or subtract them, if ``places`` are given."""
+        """Add samples to the sums, or subtract them if ``places`` are given; ``rows``: their features and labels."""
         if places is None:
             self.hashes = torch.cat([self.hashes, self.hashes_of(rows)])
             self.kept = torch.cat([self.kept, rows[:, : self.kept.shape[1]]])
@@ -108,7 +108,7 @@ _TOTAL: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[tuple[int, int], Tensor]
 
 
 class AnalyticModel(MultiHeadModel):
-    """Frozen network with a ridge regression head that is computed from sums of whole numbers.
+    """Model of a frozen network and a ridge regression head, computed from sums of whole numbers over the samples.
 
     ``z`` is the layer norm of a sample's features. ``u`` is ``ReLU(z R)`` with a random projection ``R``, or else
     ``z``. ``φ`` is ``round(u / step)``, then the constant ``1 / step``: D whole numbers. A task's state is ``Σ φφᵀ``
@@ -176,7 +176,7 @@ class AnalyticModel(MultiHeadModel):
         self.backbone.requires_grad_(False).eval()
 
     def features(self, x: Any, task: int | Tensor = 0) -> Tensor:
-        """Return a batch's features as whole numbers ``φ``, float64 ``(N, D)``; the last column is ``1 / step``.
+        """Return a batch's features as whole numbers, float64 ``(N, D)``; the last column is constant, ``1 / step``.
 
         Raises:
             TaskError: for features that are not finite.
@@ -207,7 +207,7 @@ class AnalyticModel(MultiHeadModel):
         return torch.cat(made)[: len(x)]
 
     def fault_of_network(self, x: Any) -> str | None:
-        """Return why a sample's features may change (buffers, mini-batch or chance) as text; None if they do not."""
+        """Return as text why a sample's features are not repeatable (buffers, other samples, chance), or None."""
         buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.settings[2])
         rows = torch.arange(batch, device=x.device)
         first = x[rows.clamp(max=len(x) - 1)]
@@ -226,7 +226,7 @@ class AnalyticModel(MultiHeadModel):
         )
 
     def adaptation(self, experience: Any) -> None:
-        """Add heads for new tasks; in training, copy the tasks' sums to add to; raise TaskError if classes differ."""
+        """Add empty sums for new tasks; in training, continue on copies of tasks' sums; TaskError if classes differ."""
         if (largest := n_classes(experience) - 1) >= 2**15:  # it would need as many rows
             raise TaskError(f"labels of a task must be 0 to {2**15 - 1}, got {largest}: number its classes from 0")
         super().adaptation(experience)
@@ -242,11 +242,11 @@ class AnalyticModel(MultiHeadModel):
             self.store_task(task, sums)
 
     def new_head(self, n_classes: int) -> TaskSums:
-        """Return the empty sums of a task."""
+        """Return a new task's empty sums, which its head will be computed from."""
         return TaskSums(self.width, n_classes, keep=bool(self.settings[3]), device=self._device)
 
     def head_for(self, saved: Mapping[str, Tensor]) -> TaskSums:
-        """Return sums of zeros (statistics that give a task's head), into which the tensors ``saved`` can be loaded."""
+        """Return a task's sums, all zero, with the shapes of the tensors ``saved``, so that these can be loaded."""
         made = self.new_head(len(saved["originals"]))
         for name, like in made.named_buffers():  # one row for each class, or for each sample
             dtype = saved[name].dtype if name == "gram" else like.dtype
@@ -267,23 +267,23 @@ class AnalyticModel(MultiHeadModel):
         return torch.cat([features, labels[:, None]], 1).short()
 
     def subtract(self, task: int, places: Tensor, rows: Tensor) -> None:
-        """Subtract samples from a trained task's sums: the ``rows`` learned at ``places``."""
+        """Subtract samples from a task's sums: their ``rows`` (features, labels), learned at positions ``places``."""
         new = self.heads[task].twin()
         new.change(rows, places)
         self.store_task(task, new)
         self.heads.finish(task)
-        self._settle()
+        self._update_caches()
 
     def close_classes(self, task: int, classes: Sequence[int]) -> None:
-        """Do nothing: a class without samples has no sums."""
+        """Do nothing when classes lose all samples, because a class without samples has no sums."""
 
     def remove_task(self, task: int) -> None:
         """Remove the sums of ``task`` and all heads computed with them, and subtract them from the cached total."""
         super().remove_task(task)
-        self._settle()
+        self._update_caches()
 
-    def _settle(self) -> None:
-        """Delete the cached head for all tasks, and update the total; a replaced task's head goes with its sums."""
+    def _update_caches(self) -> None:
+        """After a change of sums: delete the cached head for all tasks, and update the cached total of the sums."""
         _SOLVED.pop(self, None)
         if self in _TOTAL:
             self._total([self.heads[other] for other in self.tasks])
@@ -309,7 +309,7 @@ class AnalyticModel(MultiHeadModel):
         return self._cached_head(self, [self.heads[task] for task in self.tasks])(self.features(x))
 
     def _cached_head(self, key: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
-        """Return the cached head of ``key``, a task's sums or the model; compute it if sums or ridge have changed."""
+        """Return the head of ``key`` (a task's sums, or the model for all tasks); compute it only if sums changed."""
         buffers = [buffer for part in parts for buffer in part._buffers.values() if buffer is not None]
         versions = self.ridge, [(id(buffer), buffer._version) for buffer in buffers]
         if key not in _SOLVED or _SOLVED[key][0] != versions:
@@ -318,7 +318,7 @@ class AnalyticModel(MultiHeadModel):
 
     @torch.inference_mode(False)
     def _total(self, parts: Sequence[TaskSums]) -> Tensor:
-        """Return the sum of all tasks' ``gram``, int64: update the last total by the tasks that have changed since."""
+        """Return the sum of all tasks' ``gram`` matrices, int64; update the cached sum by the tasks changed since."""
         now = {(id(part.gram), part.gram._version): part.gram for part in parts}
         total, before = _TOTAL.pop(self, (self.settings, {}))
         if not before.keys() & now.keys() or any(key[1] != gram._version for key, gram in before.items()):
@@ -329,7 +329,7 @@ class AnalyticModel(MultiHeadModel):
         return total
 
     def _regression(self, parts: Sequence[TaskSums], joint: bool) -> nn.Linear:
-        """Solve the ridge regression on ``parts``; return a head for all classes (``joint``) or a task's labels."""
+        """Solve the ridge regression on the sums ``parts``; return its head, for all classes (``joint``) or a task."""
         named = torch.cat([part.originals[part.classes] if joint else part.classes for part in parts])
         classes, of = named.unique(return_inverse=True)
         sums = torch.cat([part.sums for part in parts])

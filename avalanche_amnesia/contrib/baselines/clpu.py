@@ -1,4 +1,4 @@
-"""Baseline CLPU-DER++: a main network for permanent tasks, and a side network for each unlearnable task."""
+"""Baseline CLPU-DER++: a main network for tasks never to be unlearned, and a side network for each other task."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Unpack
@@ -21,7 +21,7 @@ from avalanche_amnesia.transaction import Transaction
 
 
 class CLPUPlugin(MemoryPlugin):
-    """Avalanche plugin of CLPU-DER++: replays permanent tasks, and merges the side networks of newly permanent tasks.
+    """Avalanche plugin of CLPU-DER++: replays permanent tasks, and merges side networks of tasks that become permanent.
 
     Arguments and errors are those of :class:`CLPUDERpp`; ``batch_size`` is its ``replay_batch``.
     """
@@ -36,27 +36,27 @@ class CLPUPlugin(MemoryPlugin):
         self.merge_steps, self.merge_lr = checks.whole_number("merge_steps", merge_steps), merge_lr
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before backward: add DER++'s loss on samples of earlier permanent tasks, if the current task is permanent."""
+        """If the task in training is permanent: add DER++'s loss on samples of earlier permanent tasks to the loss."""
         earlier = set(strategy.model.main_tasks) & set(self.memory.samples)
         if earlier and getattr(strategy.experience, "permanent", False):
             strategy.loss = strategy.loss + self.loss(strategy.model, self.memory.draw(earlier, self.batch_size))
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """After a task's training: store samples, and merge the side networks of tasks that are not ``unlearnable``."""
+        """After a task's training: store samples of it, and merge side networks of tasks no longer ``unlearnable``."""
         # ``known=[task]``, because a side network is trained on its task only, and main tasks can't be unlearned.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
         self.merge(strategy, unlearnable)
 
     def covers(self, task: int, removed: Collection[int]) -> bool:
-        """Return False: an unlearning never changes other tasks, so none needs compensation."""
+        """Return False: unlearning ``removed`` never changes another task, so no task needs compensation."""
         return False
 
     def compensate(self, model: nn.Module, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
-        """Delete the stored samples of the unlearned ``tasks``; return a line for the record."""
+        """Delete the stored samples of the unlearned ``tasks``; return a line of text for the unlearning's record."""
         return [f"memory: {self.memory.forget(tasks, change)} samples of tasks {sorted(tasks)} dropped"]
 
     def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
-        """Distil side networks of tasks that can't be unlearned now into the main network; delete these networks."""
+        """Distil the side networks of tasks no longer ``unlearnable`` into the main network, and delete them."""
         model = strategy.model
         for task in [t for t in model.tasks if t not in model.main_tasks and t not in unlearnable]:
             if model.main_tasks:
@@ -69,7 +69,7 @@ class CLPUPlugin(MemoryPlugin):
             follow_model(strategy, fresh=False)
 
     def _distil(self, model: SideNetworks, task: int) -> None:
-        """Train the main network on the stored samples and logits of all tasks in this network."""
+        """Add ``task`` to the main network: train it on stored samples and logits of all tasks without side network."""
         heads = [p for t in model.main_tasks for p in model.head(t).parameters()]
         optimizer = Adam([*model.backbone.parameters(), *heads], lr=self.merge_lr)
         training = model.training
@@ -85,7 +85,7 @@ class CLPUPlugin(MemoryPlugin):
 
 
 class CLPUDERpp(TaskStrategy):
-    """Strategy CLPU-DER++: permanent tasks share a main network, and every other task trains a copy of that network.
+    """Strategy CLPU-DER++: permanent tasks (never unlearned) share a main network, each other task trains a copy of it.
 
     Unlearning a task deletes its copy, called its side network. A task may become permanent later, by declaration or
     by its deadline. Its side network is then distilled into the main one, on samples of all permanent tasks; the
@@ -147,7 +147,7 @@ class CLPUDERpp(TaskStrategy):
         )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent. Merge their side networks now, or after the training if one is running."""
+        """Declare tasks permanent (never unlearned); merge their side networks now, or after a running training."""
         super().mark_permanent(tasks)
         if self._recorder.snapshot is None:
             self._networks.merge(self, self._unlearning().ledger.unlearnable)

@@ -1,4 +1,4 @@
-"""DER++ (dark experience replay): a memory of samples and logits of every remaining task, and its replay loss."""
+"""DER++ (dark experience replay): a memory of samples and logits of each task not unlearned, and its replay loss."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TaskMemory:
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
-        """Store randomly drawn samples of a task with logits; ``known``: tasks that affect the logits (None: all)."""
+        """Store random samples of a task and their logits; ``known``: tasks that these logits depend on (None: all)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
         index = torch.randperm(len(experience.dataset), generator=generator)[: self.memory_per_task]
         x, y = (part.clone() for part in task_data(experience, index))
@@ -69,7 +69,7 @@ class TaskMemory:
         self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
 
     def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
-        """Draw at most ``n`` of all stored samples of ``tasks``, without replacement; return task → samples."""
+        """Draw at most ``n`` stored samples of ``tasks`` without replacement; return a dict of task to samples."""
         held = {task: samples for task, samples in self.samples.items() if task in tasks}
         of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
         within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
@@ -91,7 +91,7 @@ class TaskMemory:
         self.samples = {task: create(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
-        """Delete samples of ``tasks``, and logits that depend on these tasks; return the number of deleted samples."""
+        """Delete samples of ``tasks`` and logits depending on them, undoable by ``change``; return how many samples."""
         change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         kept = {task: samples for task, samples in self.samples.items() if task not in tasks}

@@ -49,7 +49,7 @@ class NetworkPerTask(MultiHeadModel):
 
 
 class SideNetworks(NetworkPerTask):
-    """Model with a main network for permanent tasks, and a side network for each task that may be unlearned.
+    """Model with a main network for tasks never to be unlearned, and a side network for each task that may be.
 
     A side network starts as a copy of the main network. Unknown tasks run through the main network.
 
@@ -65,7 +65,7 @@ class SideNetworks(NetworkPerTask):
 
     @property
     def isolates(self) -> bool:  # type: ignore[override]
-        """Return True until the first side network is merged into the main network."""
+        """Return True if tasks that may be unlearned are independent: until the first merge of a side network."""
         # The time of a merge depends on all trained tasks: a model retrained without some of them would differ.
         return not bool(self._merged_late)
 
@@ -75,7 +75,7 @@ class SideNetworks(NetworkPerTask):
         return tuple(task for task in self.tasks if self.task_parts(task) is None)
 
     def adaptation(self, experience: Any) -> None:
-        """Add heads for the new tasks of an experience, and side networks unless the experience is permanent."""
+        """Add heads for an experience's new tasks and, unless it is marked as permanent, side networks."""
         new = {int(task) for task in experience.task_labels} - set(self.tasks)
         super().adaptation(experience)
         if self.training and getattr(experience, "permanent", False):
@@ -88,7 +88,7 @@ class SideNetworks(NetworkPerTask):
         self._merged_late = torch.ones_like(self._merged_late)
 
     def parts_for(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a new network for the tensors ``saved``; None if there are none: the task uses the main network."""
+        """Return a new side network, to load the tensors ``saved``; None (main network in use) if there are none."""
         return self.fresh_parts() if saved else None
 
 

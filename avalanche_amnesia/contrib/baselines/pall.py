@@ -1,4 +1,4 @@
-"""Baseline PALL: a subnetwork per task; unlearning resets its weights, and fine-tunes the shared ones."""
+"""Baseline PALL: a subnetwork per task; unlearning resets its weights, and fine-tunes those used by other tasks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Unpack
@@ -49,7 +49,7 @@ class PALLPlugin(SubnetPlugin):
         self.repair_lr = repair_lr
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: masks and samples. The trajectory is saved by :class:`TrajectoryPlugin`."""
+        """Return the state to save: masks and samples; :class:`TrajectoryPlugin` saves the recorded updates."""
         return {"masks": super().state(), "memory": self.memory.state()}
 
     def load_state(self, state: Any) -> None:
@@ -59,7 +59,7 @@ class PALLPlugin(SubnetPlugin):
         self.memory.load_state(memory)
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: prepare its mask, and draw again all weights that no remaining task uses."""
+        """Before a task's training: prepare its mask, and initialise all weights again that no task uses."""
         super().before_training_exp(strategy, **kwargs)
         model = self.model_of(strategy)
         drawn = model.by_layer(self._draw_scores(model, "weights", model.current_task))
@@ -75,11 +75,11 @@ class PALLPlugin(SubnetPlugin):
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
 
     def covers(self, task: int, removed: Collection[int]) -> bool:
-        """Return True if the task can be fine-tuned: steps are allowed, and its samples are stored."""
+        """Return True if ``task`` can be fine-tuned after an unlearning: steps are allowed, its samples are stored."""
         return self.repair_steps > 0 and task in self.memory.samples
 
     def compensate(self, model: SubnetModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
-        """Delete samples of the unlearned ``tasks``, and fine-tune reset weights that remaining tasks use."""
+        """Delete samples of unlearned ``tasks``; fine-tune reset weights that other tasks use; return lines of text."""
         lines = [f"memory: {self.memory.forget(tasks, change)} samples of tasks {sorted(tasks)} dropped"]
         shared, readers = self._shared_entries(model, removal.written_entries())
         if not readers or not self.repair_steps:
@@ -97,7 +97,7 @@ class PALLPlugin(SubnetPlugin):
         return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
 
     def _shared_entries(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
-        """Return (name → bool tensor of the reset entries that tasks with stored samples use, list of these tasks)."""
+        """Return masks, by parameter name, of reset weights that tasks with stored samples use; and these tasks."""
         readers = {}
         for task in model.masks:
             use = model.entries_of(task)

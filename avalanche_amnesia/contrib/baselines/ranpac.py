@@ -24,7 +24,7 @@ class _AllClasses(TaskInference):
 
     @torch.no_grad()
     def __call__(self, x: Tensor | Mapping[str, Tensor], task: int | None = None) -> Prediction:
-        """Return each sample's class and task; if several tasks have samples of the class, the highest of them."""
+        """Predict each sample's class and task; if several tasks have the class, the task with the highest label."""
         if task is not None:
             return super().__call__(x, task)
         logits = self.model(x)
@@ -87,7 +87,7 @@ class RanPAC(TaskStrategy):
         )
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        """Train: add samples to their tasks' sums. Arguments are those of the base class; ``shuffle`` has no effect."""
+        """Add experiences' samples to their tasks' sums; arguments as in Avalanche, but ``shuffle`` has no effect."""
         if self.train_epochs != 1:
             raise ValueError(f"train_epochs must be 1, got {self.train_epochs}: another pass adds all samples again")
         return super().train(experiences, eval_streams, **kwargs | {"shuffle": False})  # sums have no order
@@ -96,7 +96,7 @@ class RanPAC(TaskStrategy):
         """Do nothing: no parameter is trained."""
 
     def optimizer_step(self) -> None:
-        """Add the mini-batch to its task's sums; before a task's first one, check that the features are repeatable."""
+        """Add the mini-batch to its task's sums; before the task's first one, check that features are repeatable."""
         sums, labels = self.model.heads[single_task(self.experience)], self.mb_y
         if not len(sums.hashes):
             self._refuse(self.model.fault_of_network(self.mb_x))

@@ -10,7 +10,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class UnlearningCost(CallbackMetric):
-    """Metric of the seconds for each unlearning, and for training its reference (retrained model) from scratch.
+    """Metric: seconds of each unlearning, and of training a model from scratch without the unlearned tasks.
 
     Emitted at the first evaluation after the unlearnings, in their order, as ``SecondsToUnlearn``, ``SecondsToRetrain``
     and ``TimesFaster`` (above 0, higher is better; not emitted if no task remains to retrain). These are wall-clock
@@ -39,11 +39,11 @@ class UnlearningCost(CallbackMetric):
         self._emitted = int(state)
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Before a training: check that the run and the references (retrained models) have the same training data."""
+        """Before a task's training: raise an error if its data differ from those the reference models retrain on."""
         self.references.check(strategy.experience)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return times of new unlearnings. None: no new unlearning, or a task in training."""
+        """After an evaluation: return the times of unlearnings not reported yet; None without any, or in a training."""
         plugin = require_unlearning(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None
@@ -58,5 +58,5 @@ class UnlearningCost(CallbackMetric):
 
 
 def cost_metrics(references: References) -> list[UnlearningCost]:
-    """Return the metric that compares the time to unlearn with the time to retrain."""
+    """Return a list with the metric that compares the time to unlearn with the time to retrain."""
     return [UnlearningCost(references)]

@@ -43,7 +43,7 @@ def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 class OtherDistance(FeatureDistance):
-    """Metric of the mean Euclidean, cosine or CKA distance between the main model's and the reference's features.
+    """Metric of the mean Euclidean, cosine or CKA distance between the main model's and the retrained model's features.
 
     ``euclidean``: ``‖f(x) − f_ref(x)‖``, at least 0, without an upper bound; it grows with the scale of the features.
     ``cosine``: ``1 − cos(f(x), f_ref(x))``, in [0, 2]; invariant to scale. ``cka``: ``1 − linear CKA``, in [0, 1];

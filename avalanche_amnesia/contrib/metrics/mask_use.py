@@ -51,7 +51,7 @@ def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
 
 
 def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
-    """Return layer → result of :func:`owners` for the remaining tasks, or None if the model has no task masks.
+    """Return a dict of layer to shares of its units used by no, several or one task; None if the model has no masks.
 
     For a :class:`SubnetModel`, a layer is a parameter, and the shares are shares of its weights.
     """
@@ -68,7 +68,7 @@ def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> 
 
 
 class MaskOverlap(EventMetric):
-    """Metric of the mean intersection over union of all pairs of remaining tasks' masks.
+    """Metric of the mean intersection over union of two tasks' masks, over all pairs of tasks not unlearned.
 
     In [0, 1]; neither direction is better: overlapping tasks share units, but unlearning one of them affects the other.
     Emitted after each task and unlearning as ``MaskOverlap``, if at least two tasks remain; and as the picture
@@ -78,7 +78,7 @@ class MaskOverlap(EventMetric):
     lower_bound, upper_bound = 0.0, 1.0
 
     def current_values(self, strategy: Strategy) -> dict[str, Any]:
-        """Return metric name → current value: the mean overlap and the picture of all overlaps."""
+        """Return the mean overlap and the picture of all overlaps, by metric name."""
         model = strategy.model
         if not isinstance(model, TaskMaskedModel) or len(model.masks) < 2:
             return {}
@@ -90,7 +90,7 @@ class MaskOverlap(EventMetric):
 
 
 class Owners(EventMetric):
-    """Metric of each layer's shares of units (or weights): free, shared, and used by only one remaining task.
+    """Metric of each layer's shares of units (or weights) that are free, used by several tasks, or by one task only.
 
     Each share is in [0, 1]; they add up to 1. Emitted after each task and unlearning as ``Owners/<layer>/free``,
     ``Owners/<layer>/shared`` and ``Owners/<layer>/Task000`` …: units of a masked model, weights of a SubnetModel.
@@ -105,7 +105,7 @@ class Owners(EventMetric):
         return self.emit(strategy, before)
 
     def current_values(self, strategy: Strategy) -> dict[str, Any]:
-        """Return metric name → current share of a layer: free, shared, or used by one task only."""
+        """Return each layer's current shares of units (free, shared, or used by one task only), by metric name."""
         layers = owners_by_layer(strategy.model) or {}
         return {
             f"{self}/{layer}/{f'Task{int(owner):03d}' if owner.isdigit() else owner}": share
@@ -115,12 +115,12 @@ class Owners(EventMetric):
 
 
 def mask_overlap_metrics() -> list[MaskOverlap]:
-    """Return the metric of the overlap of the remaining tasks' masks (a mean and a picture)."""
+    """Return a list with the metric of the overlap of the tasks' masks (a mean and a picture)."""
     return [MaskOverlap()]
 
 
 def owners_metrics() -> list[Owners]:
-    """Return the metric of each layer's shares of units (or weights): free, shared, or used by only one task."""
+    """Return a list with the metric of each layer's shares of units (or weights): free, shared, or used by one task."""
     return [Owners()]
 
 
@@ -141,7 +141,7 @@ def capacity_figure(names: Sequence[str], capacity: Sequence[float], requested: 
 
 @figures.house_style
 def masks_figure(masks: Mapping[int, Mapping[str, Tensor]]) -> Figure:
-    """Draw the units (or weights) that each remaining task uses: a panel per layer, a row per task.
+    """Draw the units (or weights) that each task not unlearned uses: a panel per layer, a row per task.
 
     Args:
         masks: task label -> layer -> mask of shape (units,), in [0, 1]. Layers wider than 1,024 units show the mean of
@@ -204,10 +204,10 @@ class CapacityPictures(CallbackMetric):
         return self.emit(strategy, pictures)
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Delete the stored events (trained tasks and unlearnings) of the capacity picture."""
+        """Delete the stored events (trained tasks and unlearnings), so that the capacity picture starts empty."""
         self._events = []
 
 
 def capacity_pictures_metrics() -> list[CapacityPictures]:
-    """Return the metric that emits pictures of masks and capacity."""
+    """Return a list with the metric that emits pictures of masks and of free capacity."""
     return [CapacityPictures()]

@@ -82,7 +82,7 @@ def membership_metrics(benchmark: Any, references: References | None = None) -> 
 
 
 class ForgottenSamples(ComparedMetric):
-    """Metric on unlearned samples of remaining tasks: accuracy, or AUC of separating them from test samples by loss.
+    """Metric on samples unlearned from tasks that stay: accuracy, or AUC of separating them from test samples by loss.
 
     In [0, 1]. A good value is that of the reference, which never saw the samples (the same name with ``_reference``);
     after an exact unlearning the two are equal. An AUC of 0.5 means uninformative losses. Test samples are those of
@@ -115,7 +115,7 @@ class ForgottenSamples(ComparedMetric):
         return super().values(strategy, unlearned, remaining)
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Return the tasks with unlearned samples."""
+        """Return the tasks to measure: those with unlearned samples."""
         return list(self._positions)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
@@ -137,5 +137,5 @@ class ForgottenSamples(ComparedMetric):
 
 
 def forgotten_samples_metrics(benchmark: Any, references: References | None = None) -> list[ForgottenSamples]:
-    """Return the metrics on unlearned samples of remaining tasks; arguments as for :class:`ForgottenSamples`."""
+    """Return the metrics on samples unlearned from tasks that stay; arguments as for :class:`ForgottenSamples`."""
     return [ForgottenSamples(benchmark, references, "accuracy"), ForgottenSamples(benchmark, references, "membership")]

@@ -27,7 +27,7 @@ from avalanche_amnesia.unlearning.context import own_parameters
 
 
 class RepairPlugin(MemoryPlugin):
-    """Avalanche plugin that trains affected tasks on a few stored samples as a part of the unlearning.
+    """Avalanche plugin that repairs tasks affected by an unlearning: it trains them for a few steps on stored samples.
 
     A remaining task is affected if it was trained after an unlearned task and uses entries changed by the deletion.
     The repair trains only the affected tasks' heads and norms, and backbone entries that the deletion changed and no
@@ -94,13 +94,13 @@ class RepairPlugin(MemoryPlugin):
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """Return the tasks in ``affected`` that have stored samples and learned from unlearned tasks (``tainted``)."""
+        """Return ``affected`` tasks that have stored samples and may contain traces of unlearned ones (``tainted``)."""
         masked = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()
         able = {task for task, samples in self.memory.samples.items() if len(samples)}.intersection(masked, tainted)
         return tuple(task for task in affected if task in able)
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
-        """Delete the stored samples of the tasks in ``tasks``; return a line for the record."""
+        """Delete the stored samples of ``tasks``; return a line of text for the unlearning's record."""
         return f"Repair: {self.memory.forget(tasks, change)} samples of the tasks dropped"
 
     def carry_out(
@@ -115,7 +115,7 @@ class RepairPlugin(MemoryPlugin):
         before: dict[str, Tensor] | None,
         change: Transaction,
     ) -> RepairSummary:
-        """Train ``tasks`` on their stored samples, and record the update (change of parameters) in ``trajectory``.
+        """Train ``tasks`` on stored samples, and record their changes in ``trajectory`` so that they can be removed.
 
         If a task is in training, the repair is made on ``before`` and its changes are added to the current values.
         """
@@ -154,7 +154,7 @@ class RepairPlugin(MemoryPlugin):
         compensated: Collection[int],
         free: Mapping[str, Tensor],
     ) -> int:
-        """Train heads, norms and backbone entries ``free`` on samples of ``tasks``; return the number of steps."""
+        """Train the tasks' heads, norms and ``free`` backbone entries on stored samples; return the number of steps."""
         with preserved_rng(), evaluation_mode(model):
             for task in tasks:
                 if task in compensated:  # stay close to its head and statistics, which were fitted to far more samples
@@ -182,7 +182,7 @@ class RepairPlugin(MemoryPlugin):
         tasks: Sequence[int],
         movable: Mapping[nn.Parameter, Tensor],
     ) -> None:
-        """Run all training steps; ``movable``: backbone parameter → bool tensor, True for entries that may change."""
+        """Run the repair's training steps; ``movable``: backbone parameter → mask of the entries that may change."""
         own = [p for task in tasks for p in model.heads[task].parameters()]
         working = [*movable, *own]
         batches = {task: self._batches(task, self.memory.samples[task]) for task in tasks}
@@ -220,7 +220,7 @@ class RepairPlugin(MemoryPlugin):
 
 
 def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return parameter name → bool tensor, True for entries of the backbone in ``changed`` that only ``tasks`` use."""
+    """Return masks, by parameter name, of backbone entries that the unlearning ``changed`` and only ``tasks`` use."""
     others = [task for task in model.tasks if task not in tasks and task != model.current_task]
     mine, theirs = ([model.entries_of(task) for task in group] for group in (tasks, others))
     free = {}

@@ -1,4 +1,4 @@
-"""Compensation by shadow copies (`backup`): weights trained on later tasks without the unlearned task."""
+"""Compensation by shadows (`backup`): weight copies trained on later tasks as if an earlier task were unlearned."""
 
 import lazy_loader
 

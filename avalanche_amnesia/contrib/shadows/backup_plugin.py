@@ -31,7 +31,7 @@ class Backup:
 
 @dataclass(frozen=True)
 class _ShadowedTask:
-    """Shadows (weight copies) of the task in training, by the earlier task left out, and norm statistics."""
+    """Shadows (weight copies) of the task in training, each without one earlier task; and normalisation statistics."""
 
     statistics: TaskStatistics
     shadows: dict[int, Shadow] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class BackupPlugin(Plugin):
         self._now: _ShadowedTask | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: the stored backups."""
+        """Return the state to save: the stored backups (updates and norms that shadows learned)."""
         kept = {
             task: {other: {**vars(backup), "updates": entries_state(backup.updates)} for other, backup in of.items()}
             for task, of in self.kept.items()
@@ -79,7 +79,7 @@ class BackupPlugin(Plugin):
         return {"kept": kept}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state: the stored backups."""
+        """Load a saved state: the stored backups (updates and norms that shadows learned)."""
         [kept] = checked(state, kept=dict)
         self.kept = {
             task: {other: Backup(entries_from_state(held["updates"]), held["parts"]) for other, held in of.items()}
@@ -117,17 +117,17 @@ class BackupPlugin(Plugin):
                 self._now.shadows[other] = self.shadow_class(model, task, region, start, offset, strategy.optimizer)
 
     def _entries_to_train(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
-        """Return the entries that a shadow trains (first used by ``other``): backbone parameter name → bool tensor."""
+        """Return masks, by backbone parameter name, of entries that a shadow trains: those first used by ``other``."""
         return entries_first_used(model, other, earlier=tasks[: tasks.index(other)])
 
     def _initial_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return a shadow's initial values: backbone parameter name → values before the training of ``other``."""
+        """Return a shadow's initial weights, by backbone parameter name: values before the training of ``other``."""
         return backbone_entries(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the backward pass: add the shadows' mean loss. Random numbers of the main network stay the same."""
+        """Before the backward pass: add the shadows' mean loss, without touching the main network's random numbers."""
         now = self._now
         if now is None or not now.shadows:
             return
@@ -143,17 +143,17 @@ class BackupPlugin(Plugin):
         strategy.loss = strategy.loss + sum(losses) / len(losses)
 
     def learned_by_backward(self) -> list[Tensor]:
-        """Return the shadows' parameters. Distributed training sums their gradients over all processes."""
+        """Return the shadows' parameters, whose gradients distributed training sums over all processes."""
         return [] if self._now is None else [p for shadow in self._now.shadows.values() for p in shadow.parameters]
 
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the main optimizer step: take an optimizer step for each shadow."""
+        """After the main optimizer step: take an optimizer step for each shadow (weight copy)."""
         for shadow in () if self._now is None else self._now.shadows.values():
             shadow.step()
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """After a training: store each shadow's change of the entries that the new and the earlier task both use."""
+        """After a task's training: store what each shadow learned at entries that this and its earlier task use."""
         self.kept = {
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
             for later, of_task in self.kept.items()
@@ -171,15 +171,15 @@ class BackupPlugin(Plugin):
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Delete the shadows (weight copies) of the task in training."""
+        """Undo an unfinished training: delete the shadows (weight copies) of the task in training."""
         self._now = None
 
     def covers(self, task: int, removed: Collection[int]) -> bool:
-        """Return True if ``task`` has a stored shadow that learned without one of the tasks in ``removed``."""
+        """Return True if a stored shadow (weight copy) learned ``task`` without one of the ``removed`` tasks."""
         return not self.kept.get(task, {}).keys().isdisjoint(removed)
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, removed: Collection[int]) -> Revisions:
-        """Return revisions that replace tasks' parameter changes by those of their shadows; at most one per entry."""
+        """Return revisions (new values of recorded updates): the shadows' updates in place of the tasks' own."""
         return {
             task: {
                 f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
@@ -189,7 +189,7 @@ class BackupPlugin(Plugin):
         }
 
     def _newest_updates(self, tasks: Sequence[int], removed: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Return task → parameter name → update by its shadows, without entries that later tasks' shadows update."""
+        """Return the shadows' updates by task and parameter name; an entry only for the last task that has one."""
         affected = [task for task in tasks if task in self.kept and task not in removed]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
@@ -202,7 +202,7 @@ class BackupPlugin(Plugin):
         return result
 
     def _updates_without(self, task: int, removed: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → what a task's shadows learned without tasks in ``removed``; later shadows win."""
+        """Return updates by a task's shadows that left out a task in ``removed``, by parameter name; later ones win."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in removed if other in of_task):
@@ -213,7 +213,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
-        """Give affected tasks the norms of their shadows, and delete shadows that involve the unlearned ``tasks``."""
+        """Give affected tasks the norms of their shadows, and delete backups that involve the unlearned ``tasks``."""
         change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.changed.items()}
         for task, of_task in self.kept.items():

@@ -19,7 +19,7 @@ from avalanche_amnesia.trajectory.sparse import SparseValues
 
 
 class Shadow:
-    """Copy of an earlier task's entries (the region), trained on the current task as if the earlier were unlearned.
+    """Copy of the weights of an earlier task (the region), trained on the current task as if that one were unlearned.
 
     One forward pass uses the shadow's values in the region, and the main weights elsewhere.
     With region ``C``, shadow ``B`` and the earlier task's update ``D``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
@@ -49,14 +49,14 @@ class Shadow:
         self._step = BareStep(sibling_optimizer(optimizer, self.parameters))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits ``(batch, classes)`` of the task in training, through its soft mask, in training mode."""
+        """Return the shadow network's logits ``(batch, classes)`` for the task in training, through its soft mask."""
         head, gate = self.model.head(self.task), self.model.gate.leaves.detach_masks()
         features = functional_call(self.model.backbone, self._weights(), (x, self.parts, gate))
         return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
-        """Return weights by name: the shadow's in its region, else the main weights minus the earlier task's update."""
+        """Return the weights to run: the shadow's in its region, else the main ones minus the earlier task's update."""
         torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
@@ -64,14 +64,14 @@ class Shadow:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take an optimizer step for the shadow's values, and for the shadow's copy of the task's norms."""
+        """Take an optimizer step for the shadow's weights and for its copy of the task's normalisation layers."""
         self._step()
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def settle(self) -> bool:
-        """Reset the norms at units outside the task's final mask; return True if all learned values are finite."""
+        """After the training: reset norms at units outside the task's mask; return True if all values are finite."""
         self.model.settle_parts(self.parts, self.task)
         return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
@@ -81,7 +81,7 @@ class Shadow:
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
     def learned_change(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
-        """Return parameter name → learned change of the region's entries that are True in ``use``."""
+        """Return what the shadow learned (trained minus initial values) at entries True in ``use``, by name."""
         result = {}
         for name, inside in self.region.items():
             learned_change = torch.zeros_like(self._values[name].data)
@@ -91,12 +91,12 @@ class Shadow:
 
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
-    """Return backbone parameter name → bool tensor, True where the task uses the entry (everywhere without a mask)."""
+    """Return masks, by backbone parameter name, of the entries that the task uses (all, if the task has no mask)."""
     return backbone_entries(model.entries_of(task))
 
 
 def entries_first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
-    """Return parameter name → bool tensor, True at backbone entries that ``task`` uses but no task in ``earlier``."""
+    """Return masks, by parameter name, of the backbone entries that ``task`` uses but no task in ``earlier``."""
     result = entries_in_use(model, task)
     for other in earlier:
         used = entries_in_use(model, other)
@@ -105,7 +105,7 @@ def entries_first_used(model: MaskedModel, task: int, earlier: Iterable[int]) ->
 
 
 def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
-    """Return a strategy's (HATPlugin, TrajectoryPlugin). If one is missing, raise a ValueError that names ``made``."""
+    """Return a strategy's (HATPlugin, TrajectoryPlugin), which ``made`` needs; raise ValueError if one is missing."""
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Streams over image data sets, networks for them, and request scenarios."""
+"""Streams over image data sets, networks for them, and schedules (scenarios) of requests to unlearn."""
 
 import lazy_loader
 

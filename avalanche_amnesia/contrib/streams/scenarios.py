@@ -16,7 +16,7 @@ from avalanche_amnesia.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Scenario:
-    """Schedule of unlearning requests, with permanent tasks, a deadline and the training order.
+    """Schedule of requests to unlearn, with tasks never to be unlearned, a deadline and the training order.
 
     Attributes:
         requests: requests in the form of :func:`with_unlearning`.
@@ -50,13 +50,13 @@ class Scenario:
 
     @property
     def requested(self) -> frozenset[int]:
-        """Return all tasks with an unlearning request."""
+        """Return all tasks that a request unlearns, completely or in part."""
         given = self.requests.values() if isinstance(self.requests, Mapping) else self.requests
         return frozenset(task for one in given for task in (one.tasks if isinstance(one, UnlearningRequest) else one))
 
 
 def none(n_tasks: int) -> Scenario:
-    """Return a scenario without requests."""
+    """Return a scenario (schedule of unlearning) without any request to unlearn."""
     checks.whole_number("n_tasks", n_tasks)
     return Scenario()
 
@@ -67,7 +67,7 @@ def listed(
     permanent: Sequence[int] = (),
     deadline: int | None = None,
 ) -> Scenario:
-    """Return a scenario with explicitly listed requests, e.g. from a configuration file.
+    """Return a scenario with explicitly listed requests to unlearn, e.g. from a configuration file.
 
     Args:
         n_tasks: number of tasks in the stream.
@@ -95,7 +95,7 @@ def _as_request(given: Any) -> Any:
 
 
 def published(n_tasks: int) -> Scenario:
-    """Return the AmnesiacHAT paper's schedule, which repeats every five tasks.
+    """Return the AmnesiacHAT paper's schedule of unlearning, which repeats every five tasks.
 
     The first task is unlearned after the second, the second after the fourth, and the fifth after itself.
     """
@@ -105,7 +105,7 @@ def published(n_tasks: int) -> Scenario:
 
 
 def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
-    """Return a scenario that requests each remaining task with probability ``rate`` after every task."""
+    """Return a scenario that unlearns each task not yet unlearned with probability ``rate``, after every task."""
     checks.whole_number("n_tasks", n_tasks, 2)
     checks.within("rate", rate, "[0, 1]")
     requests, remaining = {}, []
@@ -121,7 +121,7 @@ def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
 
 
 def oldest_first(n_tasks: int, every: int = 2) -> Scenario:
-    """Return a scenario that requests the oldest remaining task after every ``every`` tasks."""
+    """Return a scenario that unlearns the oldest task not yet unlearned, after every ``every`` tasks."""
     checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     moments = range(every - 1, n_tasks, every)
@@ -129,14 +129,14 @@ def oldest_first(n_tasks: int, every: int = 2) -> Scenario:
 
 
 def newest_first(n_tasks: int, every: int = 2) -> Scenario:
-    """Return a scenario that requests the newest task after every ``every`` tasks."""
+    """Return a scenario that unlearns the task just trained, after every ``every`` tasks."""
     checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     return Scenario({at: [at] for at in range(every - 1, n_tasks, every)})
 
 
 def bursts(n_tasks: int, size: int = 2, every: int = 3) -> Scenario:
-    """Return a scenario that requests the ``size`` oldest remaining tasks at once, after every ``every`` tasks."""
+    """Return a scenario that unlearns the ``size`` oldest tasks left, all at once, after every ``every`` tasks."""
     size = checks.whole_number("size", size)
     every = checks.whole_number("every", every, size + 1)
     checks.whole_number("n_tasks", n_tasks, every)
@@ -145,7 +145,7 @@ def bursts(n_tasks: int, size: int = 2, every: int = 3) -> Scenario:
 
 
 def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
-    """Return a scenario with a deadline of ``tasks`` tasks that requests every ``every``-th task at the last moment."""
+    """Return a scenario where a task is permanent after ``tasks`` more; every ``every``-th is unlearned just before."""
     tasks, every = checks.whole_number("tasks", tasks, 2), checks.whole_number("every", every, 2)
     checks.whole_number("n_tasks", n_tasks, tasks + 1)
     requested = range(0, n_tasks - tasks + 1, every)
@@ -153,14 +153,14 @@ def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
 
 
 def permanent(n_tasks: int, every: int = 2) -> Scenario:
-    """Return a scenario with every ``every``-th task permanent; each other task is unlearned after the next task."""
+    """Return a scenario where every ``every``-th task is never unlearned, and each other one after the next task."""
     checks.whole_number("n_tasks", n_tasks, 3)
     stays = range(0, n_tasks, checks.whole_number("every", every, 2))
     return Scenario({at: [at - 1] for at in range(1, n_tasks) if at - 1 not in stays}, tuple(stays))
 
 
 def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
-    """Return a scenario that requests the previous task at iteration ``iteration`` of every ``every``-th training."""
+    """Return a scenario that unlearns the previous task at iteration ``iteration`` of every ``every``-th training."""
     checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     iteration = checks.whole_number("iteration", iteration, 0)
@@ -168,7 +168,7 @@ def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
 
 
 def relearn(n_tasks: int, tasks: Sequence[int] = (0,), after: int = 1) -> Scenario:
-    """Return a scenario that unlearns tasks and trains them again at the end of the stream."""
+    """Return a scenario that unlearns ``tasks`` after position ``after``, and trains them again after all others."""
     checks.whole_number("n_tasks", n_tasks, 2)
     again = checks.integers("tasks", tasks, "tasks")
     after = checks.whole_number("after", after, 0)
