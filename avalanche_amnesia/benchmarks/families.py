@@ -94,7 +94,7 @@ def _draw_subset(data: tuple[Tensor, Tensor], n: int | None, seed: int, purpose:
 
 
 def stratified_positions(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
-    """Return positions of ``n`` samples drawn by ``seed``, with the class shares of all samples (within one sample)."""
+    """Return positions of ``n`` samples drawn by ``seed``; each class keeps its share, to within one sample."""
     classes, counts = labels.unique(return_counts=True)
     total = len(labels)
     number = checks.integer(n)

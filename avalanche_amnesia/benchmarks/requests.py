@@ -198,7 +198,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def join_if(fingerprint: str, experiences: Sequence[Any]) -> Any:
-    """Find consecutive experiences whose labels have the hash ``fingerprint``; return them joined into one, or None."""
+    """Join the consecutive experiences whose labels together have the hash ``fingerprint``; None if there are none."""
     for start in range(len(experiences)):
         before = ""
         for end, part in enumerate(experiences[start:], start + 1):

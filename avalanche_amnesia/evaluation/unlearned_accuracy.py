@@ -14,7 +14,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class UnlearnedAccuracy(ComparedMetric):
-    """Metric: accuracy on unlearned tasks' test data, with the task's stored mask and head on the model's features.
+    """Metric: accuracy on unlearned tasks' test data, with the mask and head kept from before the unlearning.
 
     In [0, 1]; good values are near chance or near the same head's accuracy on the retrained reference. Emitted after
     every evaluation between tasks, per unlearned task and as their mean, as ``UnlearnedAccuracy``; the reference's as

@@ -31,7 +31,7 @@ class CapacityWarning(RuntimeWarning):
 
 @dataclass(frozen=True)
 class Pools:
-    """Slots (parts of the weights) that tasks of :class:`~avalanche_amnesia.training.DisjointSubnets` train.
+    """Division of the weights into slots, one for each task of :class:`~avalanche_amnesia.training.DisjointSubnets`.
 
     A random partition splits the weights of every layer into one share per slot. A task trains its own slot's share. It
     also uses the shares of tasks that the stream declares permanent, and of tasks past their deadline. It does not use

@@ -77,7 +77,7 @@ class Allocation:
 
 @lru_cache(maxsize=1024)  # small: a few rows per matrix
 def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a random partition of a tensor: some random orders of slots, and each row's order and cyclic shift."""
+    """Draw a random partition of a tensor into slots: a few permutations, of which each row takes one, shifted."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     random = np.random.RandomState(derive_seed(seed, "shares", name) % 2**32)
     ranks = np.stack([random.permutation(n_in) for _ in range(min(_PERMUTATIONS, n_rows))])

@@ -54,7 +54,7 @@ ALL = slice(None)
 
 
 def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
-    """Return True if ``x`` is a batch of vectors, or a batch of images for a network without convolutions."""
+    """Return True if ``x`` is a batch of vectors, or of images that a network without convolutions flattens."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))

@@ -329,7 +329,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         super()._unpack_minibatch()
 
     def forward(self) -> Any:
-        """Return the model's output; for inputs it can't process, raise TaskError, so that the training is undone."""
+        """Return the model's output; raise TaskError, which undoes the task's training, for inputs it can't process."""
         later = self.is_training and self.clock.train_exp_iterations > 0  # later mini-batches are like the first
         if self.is_training and not later:
             fault = task_faults.fault_of_inputs(self.mb_x)

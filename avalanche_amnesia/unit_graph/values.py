@@ -178,7 +178,7 @@ class Value:
         return self.ids.shape
 
     def like(self, ids: Tensor | None = None, masked: Masked | None = None) -> Value:
-        """Return a copy with other set numbers ``ids`` of its units, or other contents ``masked`` of masked entries."""
+        """Return a copy with other ``ids`` (set of units of each entry) or ``masked`` (contents of masked entries)."""
         return Value(self.ids if ids is None else ids, self.masked if masked is None else masked)
 
     @property

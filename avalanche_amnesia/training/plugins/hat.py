@@ -156,7 +156,7 @@ class HATPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Create the regulariser and the protection of earlier tasks from their masks; again if one is unlearned."""
+        """Create the regulariser, and the adjuster that protects earlier tasks; new ones after an unlearning."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation

@@ -101,7 +101,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Create the scores' optimizer and the protection of earlier tasks; again if one is unlearned meanwhile."""
+        """Create the scores' optimizer, and the adjuster that protects earlier tasks; new ones after an unlearning."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
