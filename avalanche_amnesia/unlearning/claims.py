@@ -122,7 +122,7 @@ class Claims:
             TRAINED_DATA.update(self.company)
 
     def restore_log(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
-        """Restore the log ``before`` an aborted training (None: not begun). ``first``: no training has finished yet."""
+        """Undo an aborted training: restore the log ``before`` (None: not begun); ``first``: none has finished yet."""
         self.influences = frozenset()
         self._trainings = self._trainings if before is None else before
         self._first = None if first else self._first
@@ -185,7 +185,7 @@ class Claims:
         return self.changed | {name for name in names if hashes.get(name) != left.get(name)}
 
     def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
-        """Return the tasks left without ``tasks`` that may contain traces of these, or of tasks unlearned before."""
+        """Return the tasks, other than ``tasks``, that may contain traces of these or of tasks unlearned before."""
         remaining = (task for task in ledger.remaining if task not in tasks)
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 

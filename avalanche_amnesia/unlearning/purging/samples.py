@@ -185,7 +185,7 @@ def _n_weights(model: nn.Module) -> int:
 
 
 def _relabel_empty_memories(plugin: Any, task: int) -> None:
-    """Set the task label of empty GEM memories to the task in training, because the head of that task exists."""
+    """Give empty GEM memories the label of the task in training, because GEM runs the head of each memory's task."""
     for counter, samples in plugin.memory_x.items():
         if len(samples) == 0:
             plugin.memory_tid[counter] = task
