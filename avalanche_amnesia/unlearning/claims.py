@@ -95,7 +95,7 @@ class Claims:
         self.changed = self.tampered_tensors(model_hashes(model))
 
     def begin_training(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
-        """Record which tasks can influence the new training; return the log of earlier ones, to undo a failed one."""
+        """Record which tasks can influence this training; return the log of earlier trainings, to undo a failure."""
         self.influences = _influencing_tasks(strategy, ledger)
         TRAINED_DATA.add(data_fingerprint(strategy.experience))
         self.company |= TRAINED_DATA

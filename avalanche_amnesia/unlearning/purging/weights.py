@@ -166,7 +166,7 @@ def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(stock.LFLPlugin)
 def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the unlearned tasks from LFL's teacher. If none remains, delete the teacher, unfreeze the last layer."""
+    """Remove the unlearned tasks from LFL's teacher; if no task is left, delete it, and unfreeze the last layer."""
     if plugin.prev_model is None:
         return "LFL: no teacher yet"
     change.keep(plugin, "prev_model")
