@@ -94,7 +94,7 @@ def run(
     store: Path = STORE,
     data_root: Path | None = None,
 ) -> None:
-    """Run one method on one stream with one request scenario: amnesia run FILE key=value …, or --method without FILE.
+    """Run one method on one stream in one unlearning scenario: amnesia run FILE key=value …, or --method without FILE.
 
     Args:
         file: the experiment's YAML file; without it, use the method and scenario names of amnesia list
@@ -152,7 +152,7 @@ def sweep(
     address: str | None = None,
     slurm: str = "{}",
 ) -> int:
-    """Run all unfinished runs of an experiment: amnesia sweep FILE key=value …
+    """Run all runs of an experiment (method, scenario, seed) that have no results yet: amnesia sweep FILE key=value …
 
     Args:
         executor: system that runs the jobs
@@ -188,7 +188,7 @@ def sweep(
 
 
 def report(folders: list[Path], *, out: Path | None = None, tables: Path | None = None) -> None:
-    """Write a page about unlearned tasks, traces of them in the models, and costs; or write tables.
+    """Write a page about logged runs: unlearned tasks, traces of them in the models, costs; or write tables.
 
     Args:
         folders: folders with runs (run.jsonl) at any depth; runs that differ only in the seed are shown as one
@@ -277,7 +277,7 @@ def prove(
     sign: Path | None = None,
     public_key: Path | None = None,
 ) -> int:
-    """Prove the last unlearning of a saved state: train the remaining tasks again, and compare all tensors.
+    """Prove the last unlearning of a saved state: retrain the tasks that were not unlearned, and compare all tensors.
 
     Args:
         state: directory made by strategy.save(path); the outcome is saved there, too
@@ -314,7 +314,7 @@ def prove(
 
 
 def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None, json_: bool = False) -> int:
-    """Verify the signature of a record, and compare a saved state with a record.
+    """Verify the signature of an unlearning's record, and compare a saved state with the record.
 
     Args:
         record: JSON file of the unlearning, signed or not
@@ -380,7 +380,7 @@ def plan(
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
-    """Delete states of a store, least recently used first.
+    """Delete states from a store (trained strategies, which runs share), least recently used first.
 
     Args:
         store: directory of RunStore(path)
@@ -417,7 +417,7 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
 
 
 def list_() -> None:
-    """List methods, streams, networks, request scenarios and metrics, one line each."""
+    """List methods, streams, networks, unlearning scenarios and metrics, one line each."""
     from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, TRACE_TESTS
 
     measured = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
@@ -516,7 +516,7 @@ def _parse(words: list[str]) -> dict[str, Any]:
 
 
 def _as_option(word: str, names: set[str]) -> str:
-    """Rewrite ``key=value`` as an option of the command, or as ``--set key=value`` if it has no such option."""
+    """Rewrite ``key=value`` as the command's option ``--key=value``, or as ``--set=key=value`` if it has none."""
     name, equals, _ = word.partition("=")
     if not equals and re.match(r"(stream|network|training|methods|scenarios)\.", word) and not os.path.exists(word):
         raise ValueError(f"{word} lacks its value: say {word}=VALUE")
@@ -567,7 +567,7 @@ def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name, help text) for each setting of a dataclass."""
+    """Yield (dotted name, help text) for each setting of a dataclass and of the dataclasses in its fields."""
     (_, texts), hints = _docstring_parts(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         name, hint = f"{before}{field.name}", hints[field.name]
@@ -585,7 +585,7 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _docstring_parts(obj: Any) -> tuple[str, dict[str, str]]:
-    """Return (first line of a docstring, name → text for its arguments or attributes)."""
+    """Return a docstring's first line, and a dict of name to text for the arguments or attributes it lists."""
     text = inspect.getdoc(obj) or ""
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE)
     return text.partition("\n")[0], {name: " ".join(words.split()) for name, words in entries}
@@ -624,7 +624,7 @@ def _load_benchmark(name: str) -> Any:
 
 
 def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: Path, store: Path) -> list[Any]:
-    """Return the runs of an experiment that have no results yet, and print their number."""
+    """Return the runs of an experiment that have no results yet, and print how many are done."""
     from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
 
     def parse_list(kind: Any, text: str, option: str) -> Any:
@@ -673,7 +673,7 @@ def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by:
 
 
 def _read_record(file: Path, public_key: Path | None) -> Any:
-    """Read a record, and verify its signature if a public key is given."""
+    """Read an unlearning's record from a JSON file, and verify its signature if a public key is given."""
     if not file.is_file():
         found = f"{file} is a folder" if file.is_dir() else f"there is no file {file}"
         raise ValueError(f"{found}: give the JSON file of an unlearning's record")
@@ -706,7 +706,7 @@ def _call_factory(name: str, option: str) -> Any:
 
 
 def _progress_printer() -> Callable[[Any, Any, int], None]:
-    """Return a callback that prints each finished job."""
+    """Return a callback that prints a line for each finished job: its number, name and result."""
     n_done = count(1)
 
     def print_job(job: Any, result: Any, n_left: int) -> None:
@@ -721,7 +721,7 @@ def _progress_printer() -> Callable[[Any, Any, int], None]:
 
 
 def _run_summary(run: Any) -> str:
-    """Return the last measurements of a ``Run`` and its verdict as text."""
+    """Return a run's final metrics, and the verdict on traces of unlearned tasks, as text."""
     from avalanche_amnesia.lab.report.measures import COLUMNS
     from avalanche_amnesia.lab.report.verdicts import verdict_of
 
@@ -732,7 +732,7 @@ def _run_summary(run: Any) -> str:
 
 
 def _print_summary(told: Sequence[str], details: str) -> None:
-    """Print sentences, and details after them."""
+    """Print sentences, wrapped to short lines, and details after them."""
     _print("\n".join([*(line for sentence in told for line in wrap(sentence)), "", details]))
 
 

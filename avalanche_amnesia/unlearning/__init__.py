@@ -1,4 +1,4 @@
-"""Unlearning of tasks: context, plan, claim and application of an unlearning; compensation, repair and purgers."""
+"""Unlearning of tasks: its plan, guarantee and execution; repair of other tasks; cleaning of plugins (purgers)."""
 
 import lazy_loader
 

@@ -97,7 +97,7 @@ def apply(
 
 
 def apply_to_ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
-    """Mark the tasks as unlearned in the ledger, trigger the events, and change nothing else (a control condition)."""
+    """Mark tasks as unlearned in the ledger (list of tasks) and trigger the events; change no weight (a control)."""
     nothing = {**NO_SHARED_CHANGE, "removed": (), "trajectory_bytes": 0}
     context.plan = replace(context.plan, claim="approximate", reasons=(NOT_OBEYED,), **nothing)
     with Transaction() as change:
@@ -111,7 +111,7 @@ def apply_to_ledger_only(context: UnlearningContext, announce: Announce, provena
 
 
 def _mark_unlearned(context: UnlearningContext, change: Transaction) -> None:
-    """Mark the tasks as unlearned in the ledger."""
+    """Mark the tasks as unlearned in the ledger (list of all tasks), undoable by ``change``."""
     change.keep(context.ledger, *vars(context.ledger))
     context.ledger.forget(context.tasks, context.event)
 
@@ -143,7 +143,7 @@ def _make_record(
 
 
 def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transaction) -> str:
-    """Remove gradients, the unlearned tasks' parameters, and optimizer state that these tasks may have influenced."""
+    """Clean the optimizer: drop gradients, unlearned tasks' parameters, and state that these may have influenced."""
     # Moments of the current task stay if it could not see an unlearned task, except those of changed entries.
     own, removal = context.own_parameters, context.removal
     parameters, optimizer = context.parameters, context.strategy.optimizer
@@ -170,7 +170,7 @@ def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transac
 
 
 def _zero_entries(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
-    """Return one parameter's optimizer state with zeros at the changed entries."""
+    """Return one parameter's optimizer state, such as Adam's moments, with zeros where ``changed`` is True."""
     if changed is None:
         return dict(state)
     return {
@@ -180,7 +180,7 @@ def _zero_entries(state: Mapping[str, Any], changed: Tensor | None) -> dict[str,
 
 
 def _run_repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:
-    """Delete the repair plugin's samples of the unlearned tasks, and run its repair of the affected tasks."""
+    """Delete the repair plugin's samples of unlearned tasks, and let it train affected tasks on their own samples."""
     repair, plan = context.repair, context.plan
     if repair is None:
         return None
@@ -204,7 +204,7 @@ def _run_repair(context: UnlearningContext, purged: list[str], change: Transacti
 
 
 def _update_snapshot(context: UnlearningContext, change: Transaction) -> None:
-    """Copy heads and norm layers of tasks without a mask into the snapshot from before the current task."""
+    """Copy heads and norms of tasks without a mask into ``context.before``, the parameters before the current task."""
     # The task in training restores these values at its end: without the copy, compensations and repairs would be lost.
     model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):
@@ -224,7 +224,7 @@ class BrokenPluginError(RuntimeError):
 # Not a RequestError, because a stream's request counts as answered after a RequestError, but stays open after this.
 @contextmanager
 def name_broken_plugin(strategy: Strategy, event: str, purged: object = None) -> Iterator[None]:
-    """Convert an error raised in a plugin, metric, logger or purger to a BrokenPluginError that names the object."""
+    """In a ``with`` block, convert an error of a plugin, metric, logger or purger to a BrokenPluginError naming it."""
     try:
         yield
     except (RequestError, MemoryError):

@@ -49,7 +49,7 @@ class TamperedError(RequestError):
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Settings, plugins and attributes of one training, which must be equal in a retrained model."""
+    """Settings, plugins and attributes at one task's training, which a retraining must repeat to give equal bits."""
 
     settings: dict[str, Any]  # of the strategy, its optimizer and plugins
     plugins: tuple[str, ...]  # class names of the strategy's plugins
@@ -62,7 +62,7 @@ class Circumstances:
 
 @dataclass
 class Claims:
-    """Log of every training's settings and of the tasks that could influence it, to derive the claims of unlearnings.
+    """Log of each training's settings and of tasks that may have influenced it, to derive an unlearning's guarantee.
 
     ``company``: data that user code may remember, the union of :data:`TRAINED_DATA` in all processes that trained.
     """
@@ -76,13 +76,13 @@ class Claims:
     company: frozenset[str] = frozenset()
 
     def state(self) -> dict[str, Any]:
-        """Return the log as a dict to save."""
+        """Return the log of trainings as a dict to save."""
         trainings = {task: OwnFile(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
 
     def load_state(self, state: Any) -> None:
-        """Restore the log from a state that :meth:`state` returned."""
+        """Restore the log of trainings from a state that :meth:`state` returned."""
         new = Claims(*checked(state, **get_type_hints(Claims) | {"_trainings": dict[int, dict], "_first": dict | None}))
         new._trainings = {task: create(Circumstances, held) for task, held in new._trainings.items()}
         new._first = None if new._first is None else create(Circumstances, new._first)
@@ -91,11 +91,11 @@ class Claims:
     # A training -----------------------------------------------------------------------------------------------
 
     def note_changed_tensors(self, model: nn.Module) -> None:
-        """Store the names of tensors changed since the last training, before plugins prepare the next training."""
+        """Before plugins prepare a training: store the names of tensors changed by other code since the last one."""
         self.changed = self.tampered_tensors(model_hashes(model))
 
     def begin_training(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
-        """Record which remaining tasks can influence this training. Return the log of trainings of remaining tasks."""
+        """Record which tasks can influence this training; return the log of earlier trainings, to undo a failure."""
         self.influences = _influencing_tasks(strategy, ledger)
         TRAINED_DATA.add(data_fingerprint(strategy.experience))
         self.company |= TRAINED_DATA
@@ -116,13 +116,13 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def note_loaded_data(self, strategy: Strategy) -> None:
-        """Record that this process may know all trained data, if a user's plugin loaded a state."""
+        """After loading a state: if a user's plugin loads it, too, record that its code may remember all past data."""
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_DATA.update(self.company)
 
     def restore_log(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
-        """Restore the log ``before`` an aborted training (None: not begun). ``first``: no training has finished yet."""
+        """Undo an aborted training: restore the log ``before`` (None: not begun); ``first``: none has finished yet."""
         self.influences = frozenset()
         self._trainings = self._trainings if before is None else before
         self._first = None if first else self._first
@@ -130,7 +130,7 @@ class Claims:
             self._hashes = model_hashes(model)
 
     def end_training(self, task: int, strategy: Strategy, forgotten: Collection[int]) -> None:
-        """Record the end of a task's training: attributes that changed during the training, and the model's hashes."""
+        """Record a training's end: attributes that it changed, the model's hashes, traces of ``forgotten`` tasks."""
         training = self._trainings.get(task)
         if training is not None:
             changed = assumptions.changed_attributes(training.attributes, assumptions.attributes_of(strategy))
@@ -143,7 +143,7 @@ class Claims:
         self._hashes = model_hashes(strategy.model)
 
     def record_unlearning(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
-        """Record an unlearning: the remaining tasks that could see an unlearned task, and the model's new hashes."""
+        """Record an unlearning: tasks that may contain traces of unlearned ones, and the model's new ``hashes``."""
         left = dict(hashes) if context.in_training is None else None
         change.set(self, tainted=self.tainted_without(context.tasks, context.ledger), _hashes=left)
 
@@ -161,7 +161,7 @@ class Claims:
             )
 
     def train_options(self) -> dict[str, Any]:
-        """Return the arguments of ``train`` that affected the first training; RequestError if one is not stored."""
+        """Return the first training's arguments of ``train``, to retrain with; RequestError if one is not stored."""
         options = {} if self._first is None else _learning_options(self._first)
         if lost := [name for name, value in options.items() if isinstance(value, tuple)]:
             raise RequestError(
@@ -171,7 +171,7 @@ class Claims:
         return options
 
     def disprove(self, tasks: Collection[int], reason: str) -> None:
-        """Add ``reason`` to the faults of ``tasks``, because retraining these tasks produced other bits."""
+        """Record ``reason`` why unlearnings that keep ``tasks`` are not exact: retraining these gave other bits."""
         faults = {t: (*of.faults, reason) for t, of in self._trainings.items() if t in tasks}
         new = {task: replace(self._trainings[task], faults=found) for task, found in faults.items()}
         self._trainings = {**self._trainings, **new}
@@ -185,7 +185,7 @@ class Claims:
         return self.changed | {name for name in names if hashes.get(name) != left.get(name)}
 
     def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
-        """Return the remaining tasks whose training could see a task in ``tasks``, or a task unlearned earlier."""
+        """Return the tasks, other than ``tasks``, that may contain traces of these or of tasks unlearned before."""
         remaining = (task for task in ledger.remaining if task not in tasks)
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 
@@ -217,12 +217,12 @@ class Claims:
         return tuple(dict.fromkeys(found))
 
     def _trainings_involved(self, context: UnlearningContext) -> dict[int, Circumstances]:
-        """Return task → :class:`Circumstances` of its training, for remaining tasks and the task in training."""
+        """Return the logged :class:`Circumstances` by task, for tasks not unlearned and the task in training."""
         in_training = [] if context.in_training is None else [context.in_training]
         return {task: self._trainings[task] for task in (*context.remaining, *in_training) if task in self._trainings}
 
     def claim_fields(self, context: UnlearningContext, reasons: tuple[str, ...]) -> dict[str, Any]:
-        """Return the fields of a plan that state the claim: ``claim``, ``reasons`` and ``rests_on``."""
+        """Return a plan's fields on its guarantee: ``claim``, ``reasons`` against ``exact``, code it ``rests_on``."""
         involved = self._trainings_involved(context)
         named = (part for each in involved.values() for part in each.rests_on)
         others = {task: held for task, held in self._trainings.items() if task not in involved}
@@ -233,7 +233,7 @@ class Claims:
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
     def fields_after_retraining(self, context: UnlearningContext, first: Circumstances) -> dict[str, Any]:
-        """Return ``claim``, ``reasons`` and ``rests_on`` for a task that is retrained without some samples.
+        """Return a plan's fields on its guarantee, as :meth:`claim_fields`, for a task retrained without some samples.
 
         ``first`` are the settings of the task's first training.
         """
@@ -245,7 +245,7 @@ class Claims:
         return self.claim_fields(trained_again, tuple(dict.fromkeys(found)))
 
     def assume(self, task: int, part: str, change: Transaction) -> None:
-        """Add ``part`` to the assumptions of the task's claims, until the task is trained again or unlearned."""
+        """Record that a task's guarantees assume ``part`` (code or data, as text) until the task is trained again."""
         held = self._trainings[task]
         change.set(self, _trainings={**self._trainings, task: replace(held, rests_on=(*held.rests_on, part))})
 
@@ -256,7 +256,7 @@ class Claims:
         return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
-        """Return the reasons why a training now depends on more than the seed, the task and the tasks it may read."""
+        """Return why a training now would depend on more than the seed, the task and tasks it may read; or nothing."""
         # Class attributes of plugins: ``seeds_tasks`` (seeds every task), ``commits_to_mask`` (restores all entries
         # outside the task's mask).
         found = []
@@ -297,7 +297,7 @@ def _learning_options(training: Circumstances) -> dict[str, Any]:
 
 
 def data_fingerprint(experience: Any) -> str:
-    """Return the task label of an experience and the fingerprint of its labels, as text."""
+    """Return an experience's task label and a hash of its class labels, as a text that identifies its data."""
     return f"{single_task(experience)}/{labels_fingerprint(experience)}"
 
 
@@ -314,7 +314,7 @@ def _isolates(model: Any) -> bool:
 
 
 def _influencing_tasks(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
-    """Return the remaining tasks that can influence the current training, directly or through another task."""
+    """Return the tasks, not unlearned, that can influence the current training, directly or through another task."""
     remaining = frozenset(ledger.remaining)
     if _isolates(strategy.model):
         return frozenset()
@@ -329,7 +329,7 @@ def _influencing_tasks(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]
 
 
 def _training_settings(strategy: Strategy) -> dict[str, Any]:
-    """Return the current settings of strategy, plugins and parameter groups (which may differ from the defaults)."""
+    """Return the current settings of strategy, plugins and the optimizer's groups, to compare with other trainings."""
     # The parameters that all tasks share, by name; each task adds its own.
     names = {id(p): name for name, p in strategy.model.named_parameters() if name.startswith("backbone.")}
     now = []

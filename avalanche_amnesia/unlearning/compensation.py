@@ -1,4 +1,4 @@
-"""Interfaces of compensation and repair for remaining tasks that an unlearning affects."""
+"""Interfaces of compensation and repair: restore accuracy that other tasks lose by an unlearning."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from avalanche_amnesia.transaction import Transaction
 
 @runtime_checkable
 class Compensation(Protocol):
-    """Interface of a plugin that compensates remaining tasks during an unlearning, from data stored during training.
+    """Interface of a plugin that restores accuracy other tasks lose by an unlearning, from data stored in training.
 
     It deletes its data of unlearned tasks. Its random draws derive from (seed, task), so a record can still be exact.
     """
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Store data for later requests, after a task was trained and recorded, and while the task's data is available.
+        """After a task's training, while its data is available: store data to compensate tasks in later unlearnings.
 
         Args:
             strategy: the strategy; its ``experience`` is that of the trained task.
@@ -30,10 +30,10 @@ class Compensation(Protocol):
         """
 
     def covers(self, task: int, removed: Collection[int]) -> bool:
-        """Return True if the plugin can compensate a remaining task when the tasks in ``removed`` are unlearned."""
+        """Return True if the plugin can compensate ``task`` when the tasks in ``removed`` are unlearned."""
 
     def compensate(self, model: Any, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
-        """Compensate every remaining task that :meth:`covers` accepts, and delete all data of the unlearned ``tasks``.
+        """Compensate every task that :meth:`covers` accepts, and delete the plugin's data of the unlearned ``tasks``.
 
         Args:
             model: the strategy's model after the removal of the unlearned tasks' updates.
@@ -52,18 +52,18 @@ def is_compensation(obj: Any) -> TypeGuard[Compensation]:
 
 
 def can_revise(obj: Any) -> bool:
-    """Return True if the object is a compensation that also revises updates of remaining tasks (``BackupPlugin``)."""
+    """Return True if the object is a compensation that also replaces recorded updates, like ``BackupPlugin``."""
     return is_compensation(obj) and hasattr(type(obj), "revise")
 
 
 def is_repair(obj: Any) -> bool:
-    """Return True if the object trains affected tasks on stored samples (``carry_out`` of ``RepairPlugin``)."""
+    """Return True if the object trains tasks affected by an unlearning on stored samples, like ``RepairPlugin``."""
     return hasattr(type(obj), "carry_out")
 
 
 @dataclass(frozen=True)
 class FittedHead:
-    """Head and running statistics of a task, fitted to the model with or without the updates of other tasks."""
+    """Linear head and running norm statistics of a task, fitted to the model with or without other tasks' updates."""
 
     weight: Tensor
     bias: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Context of one unlearning: the requested tasks, their parameters, and intermediate results."""
+"""Context of one unlearning: the tasks to unlearn, their parameters, and intermediate results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from avalanche_amnesia.transaction import Transaction
 
 @dataclass(eq=False)
 class UnlearningContext:
-    """Inputs and intermediate results of one unlearning, also passed to each purger.
+    """Inputs and intermediate results of one unlearning, for its steps and for purgers (functions that clean plugins).
 
     Attributes:
         strategy: the strategy.
@@ -81,7 +81,7 @@ class UnlearningContext:
 
     @property
     def remaining(self) -> tuple[int, ...]:
-        """Return the tasks that remain after the unlearning, in training order."""
+        """Return the trained tasks that this unlearning does not remove, in training order."""
         return tuple(task for task in self.order if task not in self.tasks)
 
 
@@ -103,7 +103,7 @@ def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
 
 
 def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> None:
-    """Remove a task's heads, masks and embeddings from a model of this package or of Avalanche."""
+    """Remove a task's heads, masks and embeddings from a model of this package or Avalanche, undoable by ``change``."""
     for module in list(model.modules()):
         if isinstance(module, MultiHeadModel):
             change.call(module.restore_task_state, module.task_state())

@@ -45,7 +45,7 @@ def fit_head(
     has_bias: bool = True,
     crowded: float = CROWDED,
 ) -> tuple[Tensor, Tensor]:
-    """Return (weight, bias) minimising ``mean cross-entropy + penalty / 2n · ‖V‖²``; ``V``: for whitened features."""
+    """Fit (weight, bias) to minimise ``mean cross-entropy + penalty/2n · ‖V‖²``; ``V``: weight on whitened features."""
     # Whitening conditions the problem, so a dozen steps of L-BFGS from zero suffice. A feature that is 0 in all samples
     # (a closed unit) gets weight 0 and is left out.
     n = len(features)
@@ -94,7 +94,7 @@ def fit_head(
 
 
 def _lower_gram(rows: Tensor) -> Tensor:
-    """Return ``rowsᵀ rows`` with zeros above the diagonal blocks. Cholesky reads only the lower triangle."""
+    """Return ``rowsᵀ rows`` with zeros above the diagonal blocks, because Cholesky reads only the lower triangle."""
     turned = rows.T.contiguous()
     products = rows.new_zeros(len(turned), len(turned))
     for start in range(0, len(turned), BLOCK):
@@ -103,7 +103,7 @@ def _lower_gram(rows: Tensor) -> Tensor:
 
 
 def largest_errors(errors: Tensor, above: float, least: int) -> Tensor:
-    """Return the positions of all errors of at least ``above``, or of the ``least`` largest errors if more."""
+    """Return the positions of errors of at least ``above``, and of the next largest until there are ``least``."""
     if least >= len(errors):
         return torch.arange(len(errors), device=errors.device)
     # NaN counts as large.
@@ -112,7 +112,7 @@ def largest_errors(errors: Tensor, above: float, least: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Constants of one regression. A head is a tensor ``(classes, whitened features)``, plus a column for a bias."""
+    """Constants of a logistic regression, whose head is ``(classes, whitened features)``, plus a column for a bias."""
 
     n_classes: int
     whitening: Tensor
@@ -121,7 +121,7 @@ class _Problem:
     has_bias: bool
 
     def to_features(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert a head to weight ``(classes, features)`` and bias ``(classes, 1)`` for features without whitening."""
+        """Convert a head to weight ``(classes, features)`` and bias ``(classes, 1)`` for features before whitening."""
         # Whitening the few weights instead of the many samples gives the same logits.
         weight = head[:, : len(self.whitening)].contiguous() @ self.whitening
         bias = head[:, -1:] if self.has_bias else head.new_zeros(len(head), 1)
@@ -129,7 +129,7 @@ class _Problem:
 
 
 class _Loss:
-    """Loss and gradient of a head on some of ``counted`` samples. The remaining samples add a constant gradient."""
+    """Loss and gradient of a head on some of ``counted`` samples; the gradient of all other samples stays constant."""
 
     def __init__(self, problem: _Problem, rows: Tensor, labels: Tensor, counted: int | None = None) -> None:
         self._problem, self._rows = problem, rows
@@ -177,7 +177,7 @@ class _Search:
         self._pairs: list[tuple[Tensor, Tensor, float]] = []
 
     def __call__(self, loss: Callable[[Tensor], tuple[float, Tensor]], head: Tensor, steps: int) -> Tensor:
-        """Return the head after at most ``steps`` steps from ``head`` that lower the loss."""
+        """Minimise ``loss`` in at most ``steps`` L-BFGS steps from ``head``, and return the head of the last step."""
         now, slope = loss(head)
         for _ in range(steps):
             direction = self._direction(slope)

@@ -1,4 +1,4 @@
-"""Plan an unlearning: the changes, the affected tasks and the claim. Nothing is changed."""
+"""Plan an unlearning: compute new weights, affected tasks and the guarantee, without changing the model."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 
 
 def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
-    """Compute the removal and the plan of an unlearning, and store both in ``context``; change nothing else."""
+    """Compute an unlearning's new weights (the removal) and its plan, and store both in ``context``; change no more."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
     context.hashes = model_hashes(model)
     tampered = claims.tampered_tensors(context.hashes, in_training=context.before is not None)
@@ -62,7 +62,7 @@ def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = Fals
 
 
 def _merge_revisions(several: Iterable[Revisions]) -> Revisions:
-    """Merge the revised updates of several compensations. Raise ValueError if two revise the same task and tensor."""
+    """Merge several compensations' new values of recorded updates; ValueError if two replace the same update."""
     result: dict[int, dict[str, Revision]] = {}
     for revisions in several:
         for task, of_task in revisions.items():
@@ -81,7 +81,7 @@ NO_SHARED_CHANGE: Mapping[str, Any] = {"entries": {}, "affected": (), "compensat
 
 
 def limit_to_own_modules(context: UnlearningContext) -> None:
-    """Change the plan: remove only the tasks' heads and norm layers, change no shared entry (a control condition)."""
+    """Limit an unlearning, as a control condition, to the tasks' own heads and norm layers; shared weights stay."""
     removed = set(context.tasks)
     logs = {task: log for task, log in context.trajectory.logs.items() if task not in removed}
     # The removal is empty: the weights stay, and so do the old states that plugins store (anchors).
@@ -91,14 +91,14 @@ def limit_to_own_modules(context: UnlearningContext) -> None:
 
 
 def _named_parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return name → parameter: all parameters of the model, and those named in ``further``, of finished tasks."""
+    """Return parameters by name: all registered in the model, and those in ``further``, stored for finished tasks."""
     learning = dict(model.named_parameters())
     with register_all(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 
 def _readers(context: UnlearningContext) -> Readers:
-    """Return task → parameter → bool tensor of the task's entries, for tasks that use entries of unlearned tasks."""
+    """Return masks, by task and parameter, of entries that must keep their values because other tasks use them."""
     # Only in WSN an unlearning does not change entries that remaining tasks read; otherwise the result is empty.
     model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:

@@ -47,7 +47,7 @@ class ProcessExecutor:
         return isinstance(error, BrokenExecutor)
 
     def close(self) -> None:
-        """Kill the worker processes. The states in a store stay complete."""
+        """Kill the worker processes, also running ones; no state in a store is left half written."""
         worker_processes(self.workers, self._n_gpus).shutdown(wait=True, kill_workers=True)
 
 

@@ -47,11 +47,11 @@ class JSONWriter:
         self._append("row", time=round(time.time(), 3), values={name: self._as_json(v) for name, v in row.items()})
 
     def note(self, texts: Mapping[str, str]) -> None:
-        """Append a line of texts to the log."""
+        """Append a line of texts, such as unlearning summaries, to the log."""
         self._append("texts", texts=dict(texts))
 
     def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
-        """Save a record to a new file, and append its path to the log; if ``again``, replace the last record's file."""
+        """Save an unlearning's record to a new file and log its path; if ``again``, replace the last record's file."""
         if again:
             record.save(self.folder / f"records/{self._n['records']}.json")
         else:
@@ -140,7 +140,7 @@ class JSONLogger(RunLogger):
 
 
 def copy_run(root: Path, writer: Any) -> bool:
-    """Copy the logged run in ``root`` to ``writer``; if the run was killed, return False and leave the writer open."""
+    """Copy the logged run in ``root`` to ``writer`` (of W&B); if it was killed, return False, leave the writer open."""
     exit_code: int | None = None
     for line in lines_of(root):
         match line["kind"]:

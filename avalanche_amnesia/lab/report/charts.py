@@ -66,7 +66,7 @@ class LineChart:
         return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
 
     def x(self, index: int) -> float:
-        """Return the horizontal position of the task at an index in the stream, in per cent of the chart's width."""
+        """Return the horizontal position of the ``index``-th task of the stream, in per cent of the chart's width."""
         return round(100 * (index + 0.5) / len(self.after), 2)
 
     def y(self, value: float) -> float:
@@ -151,5 +151,5 @@ def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
 
 
 def legend_of(charts: Sequence[LineChart]) -> Mapping[str, str]:
-    """Return role → name for all lines of the given charts, as the entries of their legend."""
+    """Return the legend of charts: a dict of role (``here``, ``retrained`` …) to name, for all their lines."""
     return {each.role: each.name for chart in charts for each in chart.series}

@@ -54,7 +54,7 @@ class TraceTest:
 
     @property
     def compared_metric(self) -> str:
-        """Return the name of the metric that the test compares with ``metric``."""
+        """Return the name of the metric compared with ``metric``: usually the same one on the retrained model."""
         return f"{self.metric}{self.compare_to}" if self.compare_to.startswith("_") else self.compare_to
 
 
@@ -65,23 +65,23 @@ def jsd_names(moment: Moment) -> list[str]:
 
 
 def jsd_name(moment: Moment) -> str:
-    """Return the name of the JSD that the report shows for an evaluation; an empty string if no JSD was measured."""
+    """Return the name of the first JSD (:func:`jsd_names`), which the report shows; empty if none was measured."""
     return next(iter(jsd_names(moment)), "")
 
 
 def jsd_of(suffix: str = "") -> Get:
-    """Return a function from an evaluation to the report's JSD or, with ``suffix``, to a noise floor of this JSD."""
+    """Return a function that reads from an evaluation the report's JSD or, with ``suffix``, a noise floor of it."""
     return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 
 def ratio_of(moment: Moment, name: str) -> float | None:
-    """Return a distance divided by that of two models retrained with different data orders (data-order floor)."""
+    """Return a distance to the retrained model, divided by that of two models retrained in different data orders."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 
 
 def mean_accuracy(moment: Moment) -> float | None:
-    """Return the mean test accuracy of the remaining tasks in an evaluation, or None if no such task was tested."""
+    """Return an evaluation's mean test accuracy over tasks not unlearned, or None if no such task was tested."""
     found = moment.accuracy.values()
     return sum(found) / len(found) if found else None
 

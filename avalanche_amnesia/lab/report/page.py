@@ -18,7 +18,7 @@ Line = Mapping[str, Any]
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """Return the HTML report page: unlearned tasks, tests for traces of these tasks, and costs for the remaining tasks.
+    """Return the HTML report page: unlearned tasks, tests for traces of these tasks, and costs for all other tasks.
 
     Runs that differ only in the seed are shown as one strategy, with the range over seeds. Equal runs give equal bytes.
     """
@@ -42,7 +42,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _strategy_row(entry: Entry) -> Line:
-    """Return the summary of a strategy, with accuracies on unlearned tasks or, without these, on unlearned samples."""
+    """Return a strategy's row in the summary: verdict, costs, accuracies on unlearned tasks (without any: samples)."""
     read_of = (each for each in TRACE_TESTS if each is OLD_HEAD or each.of_samples)
     test = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
     metrics = (
@@ -66,7 +66,7 @@ def _strategy_row(entry: Entry) -> Line:
 
 
 def _times(entry: Entry) -> Sequence[str]:
-    """Return the mean times of an unlearning and of a retraining as two texts; an empty list if not measured."""
+    """Return the mean times of an unlearning and of a retraining, formatted as two texts; empty if not measured."""
     unlearn, retrain = (spread(getattr(cost, what) for cost in entry.costs) for what in ("unlearn", "retrain"))
     if unlearn is None or retrain is None or not any(run.unlearns for run in entry.runs):
         return []

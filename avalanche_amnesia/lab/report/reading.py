@@ -58,24 +58,24 @@ class Moment:
         return self.numbers.get(name, {}).get(task)
 
     def by_task(self, name: str) -> dict[int, float]:
-        """Return task → value of a metric, for all tasks with a measured value."""
+        """Return a metric's values by task, for all tasks with a measured value."""
         return {task: value for task, value in self.numbers.get(name, {}).items() if task is not None}
 
     @property
     def accuracy(self) -> dict[int, float]:
-        """Return the test accuracy of the remaining tasks, by task."""
+        """Return the test accuracy of the tasks not unlearned, by task."""
         found = self.by_task(_ACCURACY)
         return {task: found[task] for task in self.remaining if task in found}
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Return task → test accuracy; of an unlearned task with a copy of the head from before its unlearning."""
+        """Return test accuracies by task; an unlearned task's is measured with a copy of its head from before."""
         return self.accuracy | self.by_task("UnlearnedAccuracy")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds for one unlearning, and for training its reference (the retrained model) from the beginning."""
+    """Seconds for one unlearning, and for training a model from scratch without the unlearned tasks."""
 
     after: int
     unlearn: float
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def unlearns(self) -> bool:
-        """Return False if all requests were only recorded and nothing was unlearned."""
+        """Return True unless all requests to unlearn were only recorded, and nothing was unlearned (a control)."""
         return not self.records or not all(NOT_OBEYED in record["plan"]["reasons"] for record in self.records)
 
     @property
@@ -159,16 +159,16 @@ class Entry:
 
     @property
     def requests(self) -> dict[int, Moment]:
-        """Return position in the stream → evaluation, for positions with a request, in the run of the first seed."""
+        """Return the first run's evaluations that follow a request to unlearn, as a dict of position to Moment."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property
     def costs(self) -> list[Cost]:
-        """Return the costs of all unlearnings of all seeds."""
+        """Return the costs (seconds to unlearn and to retrain) of all unlearnings of all seeds."""
         return [cost for run in self.runs for cost in run.costs]
 
     def spread(self, get: Get, position: int = -1) -> Spread | None:
-        """Return mean and range over seeds of a number at a position in the stream; -1 is the end of the stream."""
+        """Return mean and range over seeds of a number read after the ``position``-th task; -1: at the stream's end."""
         return spread(get(run.moments[position]) for run in self.runs if position < len(run.moments))
 
 
@@ -182,13 +182,13 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def plan_values(runs: Sequence[Run], name: str) -> list[str]:
-    """Return the distinct values in the list ``name`` of all unlearning plans of ``runs``."""
+    """Return the distinct values in the list ``name``, such as ``reasons``, of the runs' unlearning plans."""
     plans = (record["plan"] for run in runs for record in run.records)
     return list(dict.fromkeys(entry for plan in plans for entry in plan.get(name, ())))
 
 
 def number(name: str, task: int | None = None) -> Get:
-    """Return a function from an evaluation to its value of a metric for ``task`` or, if None, for all tasks."""
+    """Return a function that reads a metric, of ``task`` or (None) of all tasks, from an evaluation."""
     return lambda moment: moment.number(name, task)
 
 

@@ -26,7 +26,7 @@ class Section(NamedTuple):
 
 
 def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
-    """Return all sections by their key in the template, in the order of the page, including empty sections."""
+    """Return the report page's sections (charts and tables) by their key in the template, including empty sections."""
     lines = partial(_line_charts, entries)
     return {
         "accuracy": Section(matrices=[each for each in map(_accuracy_matrix, entries) if each.columns]),
@@ -88,7 +88,7 @@ def _jsd_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _comparison(caption: str, what: str, entries: Sequence[Entry], of: Callable[[Run], Mapping[str, Any]]) -> Table:
-    """Return a table of settings or versions with one column per strategy, taken from the strategy's first run."""
+    """Return a table that compares settings or versions: a column per strategy, taken from the strategy's first run."""
     found = [of(entry.first) for entry in entries]
     names = dict.fromkeys(name for each in found for name in each)
     rows = [

@@ -55,7 +55,7 @@ def text(content: Any) -> TableCell:
 
 
 def by_seed(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
-    """Return a list of one table with the rows of all runs, by strategy and seed; an empty list without rows."""
+    """Return all runs' rows as one table with columns for strategy and seed, in a list; empty if there are no rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
         for entry in entries
@@ -66,7 +66,7 @@ def by_seed(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Ite
 
 
 def by_moment(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """Return a list of one table with rows of all evaluations, by strategy, seed and task; empty without rows."""
+    """Return all evaluations' rows as one table, as :func:`by_seed`, with a column for the task trained last."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
@@ -96,7 +96,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (task or None, name, value) for the tasks, claim and metrics of an evaluation, without times."""
+    """Yield an evaluation's CSV rows (task or None, name, value): its tasks, guarantee and metrics, without times."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
     yield None, "claim", moment.claim

@@ -1,4 +1,4 @@
-"""Verdicts on strategies: combine claims and all tests for traces of unlearned tasks into one of eight results."""
+"""Verdicts on strategies: guarantees and all tests for traces of unlearned tasks, combined into one of eight."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on all runs of a strategy, and the outcomes of its tests."""
+    """Verdict on all runs of a strategy (are there traces of unlearned tasks?), and the outcomes of its tests."""
 
     kind: Kind
     claim: str
@@ -122,7 +122,7 @@ class Verdict:
 
 
 def verdict_of(runs: Sequence[Run]) -> Verdict:
-    """Return the verdict on runs of one strategy, one run per seed, at the end of the stream.
+    """Return the verdict (are there traces of unlearned tasks?) on a strategy's runs, one per seed, at their end.
 
     ``exact`` needs the claim of all records and no contradicting test. Any difference from the retrained model, even
     within the tolerance, contradicts it, because equal bits give equal metrics. One test with a trace decides for
@@ -140,7 +140,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Return the weakest claim of all unlearnings in all runs; an empty string if nothing was unlearned.
+    """Return the weakest guarantee of all unlearnings, ``exact`` to ``approximate``; empty if nothing was unlearned.
 
     ``exact, proved`` if every claim is ``exact``, and the last one of each run was proved.
     """
@@ -170,7 +170,7 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _outcomes(runs: Sequence[Run], exact: bool) -> Iterator[Outcome]:
-    """Yield the outcomes of the tests of unlearned tasks and of unlearned samples, and one outcome for all JSDs."""
+    """Yield the outcome of each test for traces of unlearned tasks or samples, and one outcome for all JSDs."""
     whole, parts = any(run.last.unlearned for run in runs), any(run.last.parts for run in runs)
     tests = [test for test in TRACE_TESTS if (parts if test.of_samples else whole)]
     yield from (_outcome(test, runs, exact) for test in tests)
@@ -270,14 +270,14 @@ def _likely_trace(test: TraceTest, runs: Sequence[Run]) -> str:
 
 
 def _pairs(test: TraceTest, run: Run) -> list[Pair]:
-    """Return a pair per task measured on both models; if there is no such task, the pair of the mean over tasks."""
+    """Return a metric's values on this and the retrained model, paired by task; else the pair of means over tasks."""
     here, there = (run.last.numbers.get(name, {}) for name in (test.metric, test.compared_metric))
     shared = [task for task in here if task in there]
     return [Pair(task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
 
 
 def _unmeasured(test: TraceTest, run: Run) -> set[int]:
-    """Return the unlearned tasks without a value on one of both models; an empty set if only the mean exists."""
+    """Return unlearned tasks whose metric lacks a value on this or the retrained model; empty if only a mean exists."""
     read = {pair.task for pair in _pairs(test, run)}
     return set() if test.of_samples or None in read else set(run.last.unlearned) - read
 
@@ -303,7 +303,7 @@ def _difference_bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[
 
 
 def verdicts_as_text(entries: Sequence[Entry]) -> str:
-    """Return one line per strategy with its name and verdict."""
+    """Return one line of text per strategy with its name and verdict, for the terminal."""
     width = max(len(entry.name) for entry in entries)
     found = [(entry.name, verdict_of(entry.runs)) for entry in entries]
     return "\n".join(f"{name:{width}}  {one}{f' ({one.notes})' * bool(one.notes)}" for name, one in found)

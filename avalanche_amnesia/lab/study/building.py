@@ -82,7 +82,7 @@ def make_stream(settings: kinds.StreamSettings, seed: int, root: str | Path | No
 
 
 def get_maker(name: str, path: str) -> Any:
-    """Return the function or class ``name`` that builds a stream or a network; errors name the setting ``path``."""
+    """Return the built-in or imported function or class ``name`` for a stream or network; errors name ``path``."""
     if ":" in name:
         return kinds.find_named(name, path)
     ours = {"MLP": _make_mlp, "ResNet18": cifar_resnet18}
@@ -101,7 +101,7 @@ def _call(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], own
 
 
 def make_scenario(settings: kinds.ScenarioSettings, n_tasks: int) -> Scenario:
-    """Build the request scenario of an experiment."""
+    """Build an experiment's scenario: its schedule of requests to unlearn."""
     make = kinds.find_named(settings.name, "scenario", {name: getattr(scenarios, name) for name in kinds.SCENARIOS})
     known_options(settings.options, [*inspect.signature(make).parameters][1:], f"scenario {settings.name}")
     scenario: Scenario = make(n_tasks, **settings.options)
@@ -135,7 +135,7 @@ def _make_mlp(shape: tuple[int, ...], widths: list[int]) -> nn.Module:
 
 
 def strategy_class(settings: kinds.MethodSettings) -> type:
-    """Return the strategy class of a method."""
+    """Return the strategy class of a method: this package's, Avalanche's or the user's."""
     kind = kinds.find_named(settings.kind, "methods: kind", OWN | STOCK)
     if not (isinstance(kind, type) and issubclass(kind, SupervisedTemplate)):
         raise ValueError(f"methods: kind {settings.kind} is {kind!r}: name a class of strategies, as in MODULE:HAT")
@@ -196,7 +196,7 @@ def check_options(settings: kinds.MethodSettings) -> None:
 
 
 def _argument_types(kind: type) -> dict[str, Any]:
-    """Return name → type of a class's ``__init__`` arguments, including arguments passed to its base classes."""
+    """Return types, by name, of a class's ``__init__`` arguments, including those it passes to its base classes."""
     found: dict[str, Any] = {}
     for base in kind.__mro__:
         init = vars(base).get("__init__")
@@ -294,7 +294,7 @@ def check_names(cells: Iterable[kinds.Cell]) -> None:
 
 
 def build(cell: kinds.Cell, root: str | Path | None = None) -> tuple[CLScenario, Maker]:
-    """Return (benchmark with the run's unlearning requests, function that builds the run's strategies)."""
+    """Build a run's benchmark, with its requests to unlearn, and return it and a function that builds strategies."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
     check_device(experiment.training)
     stream = make_stream(experiment.stream, cell.seed, root)

@@ -87,7 +87,7 @@ _FILES = """\
 
 
 def _final_text(runs: Sequence[Run]) -> str:
-    """Return text with the verdicts on all runs, a table of their final measures, and the meanings of the measures."""
+    """Return text with verdicts on traces of unlearned tasks in all runs, a table of final metrics, and legends."""
     rows = []
     for measure in MEASURES.values():
         values = [measure.get(run.last) for run in runs]

@@ -61,7 +61,7 @@ def read_experiment(
 
 
 def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]] = ()) -> settings.Experiment:
-    """Return an experiment from plain values, with changes as for :func:`read_experiment`."""
+    """Return an experiment from nested settings, after ``changes`` (pairs of a dotted name and a value as YAML)."""
     before = content = dict(content)
     for name, value in changes:
         change = from_yaml(value, f"{name}={value}")
@@ -116,7 +116,7 @@ def cells_of(
     scenarios: Sequence[str] = (),
     seeds: Sequence[int] = (),
 ) -> list[settings.Cell]:
-    """Return all runs of an experiment, except unsupported combinations of method and scenario.
+    """Return the runs of an experiment: all combinations of method, scenario and seed that are supported.
 
     Methods that do not unlearn cannot learn a task twice. Methods that cannot train a task again without some samples
     cannot unlearn samples or classes.
@@ -147,7 +147,7 @@ def cells_of(
 
 
 def _why_not(method: settings.MethodSettings, scenario: settings.ScenarioSettings) -> str | None:
-    """Return why a built-in method can't run under a scenario. None: it can, or the method is the user's own."""
+    """Return why a built-in method can't run under a scenario; None if it can, or if the method is the user's own."""
     if method.kind in settings.OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
     requests = scenario.options.get("requests") or ()

@@ -146,7 +146,7 @@ class MethodSettings:
 
 @dataclass(frozen=True)
 class ScenarioSettings:
-    """Settings of the unlearning requests.
+    """Settings of the scenario: which tasks are to be unlearned, and when.
 
     Attributes:
         name: a built-in scenario, or a function of your own that makes a Scenario from n_tasks and the options
@@ -160,7 +160,7 @@ class ScenarioSettings:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment: every method under every request scenario with every seed.
+    """An experiment: every method, under every scenario (schedule of requests to unlearn), with every seed.
 
     Attributes:
         name: name of the experiment and of its results folder
@@ -185,7 +185,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of an experiment: one method under one request scenario with one seed.
+    """One run of an experiment: one method, under one scenario (schedule of requests to unlearn), with one seed.
 
     Attributes:
         experiment: the experiment.

@@ -1,4 +1,4 @@
-"""Run one cell (run) of an experiment, or all cells as jobs that share references; plan a sweep."""
+"""Run one cell (method, scenario, seed) of an experiment, or all cells as jobs that share retrained models."""
 
 import os
 import warnings
@@ -65,7 +65,7 @@ def run_cell(
     loggers: Sequence[BaseLogger] = (),
     workers: int = 0,
 ) -> Run:
-    """Train one method on one stream with its requests, evaluate after every task, and write the results."""
+    """Run one method on one stream with its requests to unlearn; evaluate after every task, and write the results."""
     benchmark, make = build(cell, root)
     kept = None if store is None else RunStore(store)
     stream, floors = cell.experiment.stream, cell.experiment.floors
@@ -90,7 +90,7 @@ def _request_values(request: UnlearningRequest) -> Any:
 def train_references(
     cells: Iterable[Cell], kinds: Iterable[Expected], store: Path, root: str | Path | None = None
 ) -> int:
-    """Train the references (retrained models) of some runs, without repeats; return the number of trainings."""
+    """Train the references (retrained models) that some runs need, each once; return the number of trainings."""
     kept, n = RunStore(store), 0
     for cell in cells:
         benchmark, make = build(cell, root)
@@ -103,7 +103,7 @@ def train_references(
 
 
 def jobs_of(cells: Sequence[Cell], out: Path, store: Path, root: Path | None = None) -> list[Job]:
-    """Return the jobs of all runs that have no results yet: trainings of references, and the runs.
+    """Return the jobs for all runs that have no results yet: trainings of references (retrained models), and the runs.
 
     For each method and seed, separate jobs train the references of all request scenarios. The runs wait for these jobs.
     """
@@ -156,7 +156,7 @@ def sweep(
 
 
 def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None) -> RunPlan:
-    """Return the plan of a sweep: number of trainings, how many of them are stored, and estimated time."""
+    """Return the plan of a sweep without running it: number of trainings, number already stored, estimated time."""
     n_main, paths = 0, list[list[str]]()
     for cell in cells:
         benchmark, make = build(cell, root)

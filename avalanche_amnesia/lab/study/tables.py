@@ -41,7 +41,7 @@ def read_study(folder: Path) -> list[Run]:
 
 
 def _moment_values(moment: Moment) -> dict[str, Any]:
-    """Return the tasks, accuracies and measures of an evaluation between two tasks as plain values."""
+    """Return an evaluation's tasks, accuracies and metrics as plain values, for JSON."""
     return {
         "task": moment.task,
         "remaining": moment.remaining,
@@ -99,7 +99,7 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 @house_style
 def figure(runs: Sequence[Run]) -> Figure:
-    """Plot accuracy of remaining tasks (left) and JSD to the retrained model (right): mean and range over seeds."""
+    """Plot accuracy of tasks not unlearned (left) and JSD to the retrained model (right): mean and range over seeds."""
     scenarios, methods = group_by(runs, _scenario_name), list(group_by(runs, lambda run: run.name))
     picture = new_figure(60 + len(scenarios) * (50 + 20 * len(methods)), width=650)
     axes = picture.subplots(len(scenarios), 2, squeeze=False, sharey=True)

@@ -28,7 +28,7 @@ _PREPARATIONS: dict[type, Preparation] = {}
 
 
 def register_purger(*classes: type, before_training: Preparation | None = None) -> Callable[[Purger], Purger]:
-    """Register the decorated function as the purger of plugins or strategies of ``classes`` and subclasses.
+    """Register the decorated function, a purger, to remove tasks from the state of plugins and strategies.
 
     The function gets the plugin, an :class:`UnlearningContext`, and a
     :class:`~avalanche_amnesia.transaction.Transaction`. It makes all changes by the transaction (``change.set(plugin,
@@ -69,12 +69,12 @@ def _qualified_name(function: Any) -> str:
 
 
 def purger_of(plugin: object) -> Purger | None:
-    """Return the purger registered for the class, or the nearest base class, of a plugin or strategy, or None."""
+    """Return the purger (function that removes tasks from the state) of the plugin's class or nearest base, or None."""
     return _lookup_by_class(_PURGERS, plugin)
 
 
 def prepare_training(plugin: object, task: int) -> None:
-    """Call the ``before_training`` function registered with the purger of a plugin or strategy, if any."""
+    """When a task's training begins: call the ``before_training`` function registered with a plugin's purger."""
     prepare = _lookup_by_class(_PREPARATIONS, plugin)
     if prepare is not None:
         prepare(plugin, task)
@@ -95,7 +95,7 @@ OF_EVERY_STRATEGY = frozenset(
 
 
 class UnknownStateError(RequestError):
-    """Error raised if a plugin or strategy has learned state and no purger; nothing was changed."""
+    """Error raised if a plugin or strategy has learned state and no purger to clean it; nothing was changed."""
 
 
 UnknownState = Sequence[tuple[object, str]]
@@ -103,7 +103,7 @@ UnknownState = Sequence[tuple[object, str]]
 
 
 def unknown_state(strategy: Strategy, objects: Iterable[object]) -> UnknownState:
-    """Return (object, name of the attribute) for each object in ``objects`` with learned state; none has a purger."""
+    """Return (object, attribute's name) for each of ``objects``, which lack a purger, that has learned state."""
     others = [strategy.optimizer, strategy.evaluator, *strategy.plugins]
     with register_all(strategy.model) as model:
         others += [*model.modules(), *model.parameters(), *model.buffers()]
@@ -113,7 +113,7 @@ def unknown_state(strategy: Strategy, objects: Iterable[object]) -> UnknownState
 
 
 def refuse_unknown_state(unknown: UnknownState) -> None:
-    """Raise UnknownStateError if ``unknown`` lists any learned state without a purger."""
+    """Raise UnknownStateError if ``unknown`` lists any learned state that no purger can clean of unlearned tasks."""
     if unknown:
         names = ", ".join(f"{type(plugin).__name__} (in its {name})" for plugin, name in unknown)
         first = type(unknown[0][0]).__name__
@@ -142,7 +142,7 @@ def learned_state(obj: object, others: Mapping[int, object] = {}) -> str | None:
 
 
 def own_attributes(strategy: object) -> dict[str, Any]:
-    """Return attribute name → value of a strategy, without the attributes that every Avalanche strategy has."""
+    """Return a strategy's attributes as a dict of name to value, without those that every Avalanche strategy has."""
     return {name: value for name, value in vars(strategy).items() if name not in OF_EVERY_STRATEGY}
 
 

@@ -1,4 +1,4 @@
-"""Purgers of plugins and strategies that store samples: replay (also DER, DER++, ER-ACE, ER-AML), GEM and A-GEM."""
+"""Purgers, which remove tasks from stored samples: of replay (also DER, DER++, ER-ACE, ER-AML), GEM and A-GEM."""
 
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
@@ -44,7 +44,7 @@ def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> 
 
 
 def flat_data(values: list[Any]) -> FlatData[Any]:
-    """Return the values as a FlatData of two parts. Avalanche can't append a repeated value to a single part."""
+    """Return values as Avalanche's FlatData of two parts; to a single part it can't append a repeated value."""
     return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
 
 
@@ -125,7 +125,7 @@ def purge_replay(plugin: Any, context: UnlearningContext, change: Transaction) -
 
 @register_purger(DER, ER_ACE, ER_AML)
 def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the unlearned tasks' samples from a strategy's buffer, and recompute logits that depend on these tasks."""
+    """Remove unlearned tasks' samples from a strategy's replay buffer; recompute logits that depend on the tasks."""
     removed = purge_policy(strategy.storage_policy, set(context.tasks), change)
     renewed = sum(_renew_logits(single, context, change) for single in single_buffers(strategy.storage_policy))
     _reset_loaders(strategy, context, change)
@@ -154,7 +154,7 @@ def _endless_loader(data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
-    """Recompute logits stored after the training of an unlearned task. Return the number of recomputed logits."""
+    """Recompute a buffer's logits that the model gave after learning an unlearned task; return how many."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
         return 0
@@ -185,7 +185,7 @@ def _n_weights(model: nn.Module) -> int:
 
 
 def _relabel_empty_memories(plugin: Any, task: int) -> None:
-    """Set the task label of empty GEM memories to the task in training, because the head of that task exists."""
+    """Give empty GEM memories the label of the task in training, because GEM runs the head of each memory's task."""
     for counter, samples in plugin.memory_x.items():
         if len(samples) == 0:
             plugin.memory_tid[counter] = task

@@ -1,4 +1,4 @@
-"""Purgers of plugins that store weights: anchors (EWC, SI, MAS), weight owners (PackNet) or models (LwF, LFL)."""
+"""Purgers, which remove tasks from stored weights: anchors (EWC, SI, MAS), owners (PackNet), models (LwF, LFL)."""
 
 from collections.abc import Collection
 from copy import deepcopy
@@ -24,7 +24,7 @@ def _select(store: Store, names: Collection[str]) -> Store:
 
 
 def _lasting_names(model: nn.Module) -> set[str]:
-    """Return the names of the parameters that remain after a training (unlike, for example, ``embedding``)."""
+    """Return the names of the parameters that the model keeps after a training (unlike, for example, ``embedding``)."""
     names = {name for name, _ in model.named_parameters()}
     if not isinstance(model, MultiHeadModel):
         return names
@@ -65,15 +65,15 @@ def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> s
             for name in context.own_parameters & set(store[counter]):
                 del store[counter][name]
     for counter, anchor in plugin.saved_params.items():
-        for name, update in _removed_updates_since(context, of_counter.get(counter)).items():
+        for name, update in _removed_updates_before(context, of_counter.get(counter)).items():
             if name in anchor:
                 kept = anchor[name].data
                 anchor[name].data = (kept.double() - update.to(kept.device)).to(kept.dtype)
     return "EWC: the tasks' anchors and importances dropped, their updates taken out of later anchors"
 
 
-def _removed_updates_since(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
-    """Return parameter name → sum of the removed updates (of tasks and repairs) in weights saved after ``task``."""
+def _removed_updates_before(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
+    """Return sums, by parameter name, of unlearned tasks' and repairs' updates in weights saved after ``task``."""
     held = context.writers[: context.writers.index(task)] if task in context.writers else context.writers
     total: dict[str, Tensor] = {}
     for gone in set(held) & set(context.removal.updates):
@@ -166,7 +166,7 @@ def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(stock.LFLPlugin)
 def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the unlearned tasks from LFL's teacher. If none remains, delete the teacher, unfreeze the last layer."""
+    """Remove the unlearned tasks from LFL's teacher; if no task is left, delete it, and unfreeze the last layer."""
     if plugin.prev_model is None:
         return "LFL: no teacher yet"
     change.keep(plugin, "prev_model")
