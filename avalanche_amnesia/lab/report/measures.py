@@ -37,7 +37,7 @@ class TraceTest:
             retrained models); or the full name of that metric.
         tolerance: largest excess that counts as equal, because a test set of 100 samples varies by as much.
         in_floors: if True, the tolerance is a multiple of the compared metric.
-        wider: suffix of a larger noise floor; the metric is a trace only if it also exceeds this floor.
+        wider_floor: suffix of a larger noise floor; the metric is a trace only if it also exceeds this floor.
         of_samples: True for forgotten samples, False for whole tasks.
     """
 
