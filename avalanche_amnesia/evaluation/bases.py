@@ -155,7 +155,7 @@ class ProbingMetric(CallbackMetric, ABC):
         return torch.stack(seen).mean(0) if seen else None
 
     def probed_logits(self, model: nn.Module, x: Tensor, task: int) -> Tensor | None:
-        """Return ``x``'s logits ``(n, classes)`` through an unlearned task's stored mask and head, if it was kept."""
+        """Return ``x``'s logits ``(n, classes)`` by an unlearned task's kept mask and head; None if none was kept."""
         probe = self.probes.get(task)
         if probe is None or probe.head is None:
             return None

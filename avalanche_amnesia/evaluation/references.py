@@ -370,7 +370,7 @@ class References:
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
     def fresh_strategy(self, variant: Expected = "same") -> Any:
-        """Return a new strategy, to train a reference model; ReferencesError if ``make_strategy`` is unsuitable."""
+        """Return a new strategy for the reference ``variant``; ReferencesError if ``make_strategy`` is unfit."""
         # No metrics: the run's metrics would need references. The logger writes nothing; without one Avalanche warns.
         strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[] if rank() else [BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):

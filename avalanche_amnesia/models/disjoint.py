@@ -101,7 +101,7 @@ class TaskWeights(nn.Module):
 
     @property
     def share(self) -> Allocation:
-        """Return the :class:`Allocation` (weights that the task may use) that ``dealt`` encodes."""
+        """Return the weights that the task may use, decoded from the buffer ``dealt``."""
         return Allocation.decode(self.dealt)
 
     @property

@@ -60,7 +60,7 @@ class _ChosenEntries:
 
 @dataclass(frozen=True)
 class SparseValues(_ChosenEntries):
-    """Entries of a tensor that a task changed, with their values before the task, stored directly.
+    """Entries of a tensor that a task changed, with their values before the task (not differences).
 
     Weights have few signs and exponents but random digits: their highest bytes are coded (:func:`compress_bytes`), the
     lower ones cannot be shrunk.

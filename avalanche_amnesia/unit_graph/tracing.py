@@ -137,7 +137,7 @@ def _inner_names(backbone: nn.Module, name: str) -> list[str]:
 
 @dataclass
 class _Tracing:
-    """One tracing of a backbone, in training and in evaluation mode; arguments as for :func:`examine`."""
+    """Tracer of a backbone, once in training and once in evaluation mode; arguments as for :func:`examine`."""
 
     backbone: nn.Module
     inputs: Inputs

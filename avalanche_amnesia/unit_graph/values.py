@@ -183,7 +183,7 @@ class Value:
 
     @property
     def always(self) -> bool:
-        """Return True if no mask affects any entry."""
+        """Return True if the entries of this tensor are the same under every mask."""
         return bool((self.ids == ALWAYS).all())
 
 

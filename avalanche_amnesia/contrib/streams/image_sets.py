@@ -305,7 +305,7 @@ def _read(packed: Path, md5: str) -> Tensor:
 
 @cache
 def cifar10_jpeg(root: Path) -> Parts:
-    """Return CIFAR-10 from JPEG of quality 75: ``(x, y)`` for training and test, x uint8 (n, 3, 32, 32)."""
+    """Return CIFAR-10 from JPEG files (quality 75): ``(x, y)`` for training and test, x uint8 (n, 3, 32, 32)."""
     if not (root / JPEG).is_file():
         raise missing_data("CIFAR10", str(JPEG), root, downloads=False)
     return _decode_jpegs(root / JPEG, "train"), _decode_jpegs(root / JPEG, "test")

@@ -140,7 +140,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Return the weakest guarantee of all unlearnings, ``exact`` to ``approximate``; empty if nothing was unlearned.
+    """Return the weakest claim of all unlearnings, such as ``approximate``; an empty text if nothing was unlearned.
 
     ``exact, proved`` if every claim is ``exact``, and the last one of each run was proved.
     """

@@ -91,7 +91,7 @@ class DisjointPlugin(TaskEndPlugin):
         )
 
     def moving_entries(self) -> dict[int, Tensor]:
-        """Return the mask of entries that the task trains, by parameter ``id()``; processes exchange only these."""
+        """Return masks, by parameter ``id()``, of the entries that the task trains; processes exchange only these."""
         fixed = self._fixed
         return {} if fixed is None else {id(p): own for p, own in zip(fixed.parameters, fixed.own, strict=True)}
 

@@ -114,7 +114,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: check the model, the rule's locked tasks, and the optimizer for the embedding."""
+        """Before a task's training: check the model, the tasks that the rule locks, and the optimizer's class."""
         super().before_train_dataset_adaptation(strategy, **kwargs)
         self.model_of(strategy).check_gradients()
         self._check_locks(strategy.experience, self.model_of(strategy))

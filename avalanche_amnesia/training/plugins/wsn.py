@@ -152,7 +152,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """If a task was unlearned in this training: reset scores that may stem from it; stop protecting its weights."""
+        """If a task was unlearned since the last step: reset inherited scores, and stop protecting its weights."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
