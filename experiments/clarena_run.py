@@ -114,7 +114,7 @@ def _same(row: dict[str, Any], data: dict[str, Any], settings: dict[str, Any], n
 def main() -> None:
     """Run the tasks of one file with and without unlearning, and add the results to the output file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("tasks", type=Path, help="file of experiments.published --export")
+    parser.add_argument("tasks", type=Path, help="file of experiments.published_differences --export")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--memory", type=int, default=500, help="samples in the replay memory; 0: no replay, no repair")
     parser.add_argument("--logits", type=float, default=0.5, help="weight of the logits in memory")

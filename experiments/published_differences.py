@@ -120,7 +120,7 @@ class AuthorsReplay(DarkReplayPlugin):
         samples = Samples(*map(torch.stack, zip(*self._drawn, strict=True)), frozenset({task}))
         quota = MEMORY // (len(self.memory.samples) + 1)
         self.memory.samples = {
-            t: held.at(torch.arange(min(quota, len(held))))
+            t: held.select(torch.arange(min(quota, len(held))))
             for t, held in {**self.memory.samples, task: samples}.items()
         }
         self._drawn, self._seen = [], 0
@@ -151,7 +151,7 @@ class AuthorsRepair(RepairPlugin):
         gone = [self._used.pop(task) for task in [*self._used] if task not in model.masked_tasks]
         inside = {name: torch.stack([used[name] for used in gone]).any(0) for name in gone[0]}
         if not self.momentum:
-            free = {name: where & inside[name] for name, where in free.items()}
+            free = {name: where & inside[name.removeprefix("backbone.")] for name, where in free.items()}
             return super().repair(model, optimizer, tasks, compensated, free)
         parameters = dict(model.backbone.named_parameters())
         heads = [p for task in tasks for p in model.head(task).parameters()]
@@ -166,7 +166,7 @@ class AuthorsRepair(RepairPlugin):
                 drawn: dict[int, list[int]] = {}
                 for place in torch.randint(len(places), (size,), generator=generator).tolist():
                     drawn.setdefault(places[place][0], []).append(places[place][1])
-                parts = [(task, held[task].at(torch.tensor(index))) for task, index in drawn.items()]
+                parts = [(task, held[task].select(torch.tensor(index))) for task, index in drawn.items()]
                 errors = [(model(part.x, task) - part.logits).square() for task, part in parts]
                 (0.5 * torch.cat(errors).mean()).backward()
                 for name, parameter in parameters.items():

@@ -60,9 +60,11 @@ class WithLosslessTwin(Trajectory):
         super().__init__(**options)
         self.lossless = Trajectory()
 
-    def record(self, task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor], **more: Any) -> Any:
+    def record(
+        self, task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor], parameters: int | None = None
+    ) -> dict[str, Tensor]:
         """Record a task's update in both trajectories; return the committed values."""
-        committed = super().record(task, before, after, **more)
+        committed = super().record(task, before, after, parameters)
         self.lossless.record(task, before, {**after, **committed})
         return committed
 
@@ -72,7 +74,7 @@ class Watched(PrunedTrajectoryPlugin):
 
     def __init__(self, **setting: Any) -> None:
         super().__init__(**setting)
-        self.trajectory = WithLosslessTwin(dtype=setting.get("dtype"))
+        self.trajectory: WithLosslessTwin = WithLosslessTwin(dtype=setting.get("dtype"))
         self.trained: dict[str, Tensor] = {}
 
     def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
