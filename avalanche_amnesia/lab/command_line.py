@@ -571,8 +571,7 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
     (_, texts), hints = _docstring_parts(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         name, hint = f"{before}{field.name}", hints[field.name]
-        inner = [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
-        if inner:
+        if inner := [part for part in (hint, *get_args(hint)) if is_dataclass(part)]:
             yield from _settings(inner[0], f"{name}." if inner[0] is hint else f"{name}.NAME.")
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()

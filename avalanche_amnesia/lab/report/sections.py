@@ -104,8 +104,7 @@ def _line_charts(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tupl
         series = []
         for role, name, get in wanted:
             values = ((position, entry.spread(get, position)) for position in range(len(entry.after)))
-            there = [(position, value) for position, value in values if value is not None]
-            if there:
+            if there := [(position, value) for position, value in values if value is not None]:
                 series.append(Series(role, name, there))
         if any(each.role == "here" for each in series):
             drawn.append((entry, series))
