@@ -96,8 +96,7 @@ def test_a_task_reads_what_it_read_at_first_though_permanent_tasks_came_since():
     stream = with_unlearning(STREAM, permanent=[0, 2])
     strategy = learned(disjoint(isolation=Pools(5)), stream)
     assert strategy.model.share(1).reads == (0,)
-    record = strategy.unlearn(task=1, samples=IDS)
-    assert record.claim == "exact"
+    assert strategy.unlearn(task=1, samples=IDS).claim == "exact"
     assert strategy.model.share(1).reads == (0,)
     never = without_samples(stream, {1: IDS})
     assert same_models(strategy, learned(disjoint(isolation=Pools(5)), never))
@@ -381,8 +380,7 @@ def test_a_task_that_can_t_be_reproduced_is_not_trained_without_samples(change):
     with pytest.raises(RequestError, match=r"task 1, trained again with all of its samples, has other bits"):
         strategy.unlearn(task=1, samples=[3], data=data)
     assert fingerprint(strategy) == before
-    record = strategy.unlearn(task=1, samples=[3], data=data, reproduce=False)
-    assert record.claim != "exact"
+    assert strategy.unlearn(task=1, samples=[3], data=data, reproduce=False).claim != "exact"
 
 
 def test_without_a_reproduction_the_claim_rests_on_code_and_data():
