@@ -1,6 +1,7 @@
 """Runs that train in different ways share no states, also if their settings are equal; a key changes no bit."""
 
 import functools
+import os
 import random
 import re
 import signal
@@ -216,6 +217,25 @@ def test_globals_of_the_script_and_patched_classes_are_part_of_the_key(monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(kind, method, twice)
             assert key_of(brief()) != plain
+
+
+ENVIRONMENT = {
+    "key": lambda x, y: cross_entropy(x, y) * float(os.environ["SCALE"]),
+    "get": lambda x, y: (lambda loss: loss * float(os.environ.get("SCALE", "1")))(cross_entropy(x, y)),
+    "getenv": lambda x, y: cross_entropy(x, y) * float(os.getenv("SCALE")),
+    "computed": lambda x, y: cross_entropy(x, y) * float(os.getenv("SC" + str(x))),
+    "another": lambda x, y: cross_entropy(x, y) * float(os.environ[y] or os.environ["SCALE"]),
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT)
+def test_only_the_variables_of_the_environment_that_are_read_are_part_of_a_key(name, monkeypatch):
+    keys = []
+    for changed, value in (("SCALE", "1"), ("OTHER", "1"), ("SCALE", "2")):
+        monkeypatch.setenv(changed, value)
+        keys.append(key_of(brief(criterion=ENVIRONMENT[name])))
+    assert keys[0] != keys[2] != keys[1]
+    assert (keys[0] == keys[1]) == (name not in ("computed", "another"))
 
 
 class Evaluates(ShrinksByEpoch):
