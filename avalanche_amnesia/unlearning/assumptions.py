@@ -17,6 +17,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -251,7 +252,7 @@ def interceptors() -> list[Any]:
 
 
 def _callbacks() -> list[Any]:
-    """Return callbacks of tracing, profiling, gc, imports, signals and logging, other threads, output files."""
+    """Return callbacks of tracing, profiling, gc, imports, signals, errors, warnings and logging, threads, outputs."""
     loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
     parts = chain.from_iterable(map(attrgetter("handlers", "filters"), (logging.root, *loggers)))
     held = [*loggers, *chain.from_iterable(parts), sys.stdout, sys.stderr]
@@ -264,6 +265,7 @@ def _callbacks() -> list[Any]:
     # A pool's thread keeps no function, but its code is running.
     held += [FunctionType(code, of, closure=tuple(CellType() for _ in code.co_freevars)) for code, of in running]
     held += [sys.gettrace(), sys.getprofile(), *gc.callbacks, *sys.meta_path]
+    held += [sys.unraisablehook, threading.excepthook, *warnings.filters]
     return [*held, *map(signal.getsignal, range(1, signal.NSIG))]
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -241,6 +242,7 @@ def test_callbacks_that_may_run_beside_a_training_are_named(monkeypatch):
     handler.addFilter(loss)
     monkeypatch.setattr(logging.getLogger(__name__), "handlers", [handler])
     monkeypatch.setattr(sys, "meta_path", [Drawn(None)])
+    monkeypatch.setattr(warnings, "filters", [("ignore", Rows(), Warning, None, 0)])
     monkeypatch.setattr(signal, "getsignal", {signal.SIGALRM: partial(flat)}.get)
     with ThreadPoolExecutor() as pool:
         pool.submit(lambda: ended.wait(60))
@@ -248,7 +250,7 @@ def test_callbacks_that_may_run_beside_a_training_are_named(monkeypatch):
         parts = open_parts(pools(), {})
         timer.cancel()
         ended.set()
-    names = {f"{__name__}.Holder", "loss", f"{__name__}.Drawn", "flat", "hook", "lambda"}
+    names = {*(f"{__name__}.{name}" for name in ("Holder", "Rows", "Drawn")), "loss", "flat", "hook", "lambda"}
     assert {part.removesuffix(" around the training").partition(" at ")[0] for part in parts} == names
 
 
