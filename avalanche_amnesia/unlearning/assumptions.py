@@ -167,9 +167,11 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
 def patches(strategy: Strategy, others: Iterable[Any] = ()) -> list[tuple[str, str, str, Any]]:
     """Return (place, name, replacement's name, replacement) of each attribute of closed code that users replaced."""
     own = (strategy, strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules())
-    places = _places(tuple(dict.fromkeys(map(type, (*own, *others)))), len(sys.modules))
-    every = chain.from_iterable(_searched(place, values, partial(_patches, place)) for place, values in places.items())
-    return _searched("patches", chain((places,), chain.from_iterable(places.values())), lambda: every)
+    places, functions = _places(tuple(dict.fromkeys(map(type, (*own, *others)))), len(sys.modules))
+    held = ((at, [*of, *(v.__code__ for v in of if isinstance(v, FunctionType))]) for at, of in places.items())
+    every = chain.from_iterable(_searched(place, objects, partial(_patches, place)) for place, objects in held)
+    codes = map(attrgetter("__code__"), functions)
+    return _searched("patches", chain((places,), chain.from_iterable(places.values()), codes), lambda: every)
 
 
 _SEARCHED: dict[Any, tuple[Any, list[Any]]] = {}
@@ -185,14 +187,16 @@ def _searched(place: Any, objects: Iterable[Any], search: Callable[[], Iterable[
 
 
 @lru_cache(100)
-def _places(kinds: tuple[type, ...], n_modules: int) -> dict[Any, Iterable[Any]]:
-    """Return the closed modules and classes, also bases of ``kinds``, that users may patch → their present values."""
+def _places(kinds: tuple[type, ...], n_modules: int) -> tuple[Mapping[Any, Iterable[Any]], list[Any]]:
+    """Return closed modules and classes, also bases of ``kinds``, → their present values, and all functions there."""
     modules = [m for name, m in sorted(sys.modules.items()) if m and _PATCHABLE.match(name) and _is_closed(name)]
     inner = ("torch.utils.data.", "avalanche.benchmarks.utils.", "random")
     held = [v for m in modules for v in vars(m).values() if isinstance(v, type) and v.__module__.startswith(inner)]
     bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_closed(base))
     within = [sys.modules.get(kind.__module__, torch) for kind in bases if kind.__module__.startswith("torch.")]
-    return {each: vars(each).values() for each in (torch, nn.functional, Tensor, *within, *modules, *held, *bases)}
+    every: Iterable[Any] = (torch, nn.functional, Tensor, *within, *modules, *held, *bases)
+    places = {each: vars(each).values() for each in every}
+    return places, [value for values in places.values() for value in values if isinstance(value, FunctionType)]
 
 
 def _patches(owner: type | ModuleType) -> Iterator[tuple[str, str, str, Any]]:

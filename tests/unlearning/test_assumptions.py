@@ -237,9 +237,11 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     assert "hook at test_assumptions.py:" in open_parts(pools(), {"collate_fn": hook})[0]
 
 
-def test_callbacks_that_may_run_beside_a_training_are_named(monkeypatch):
+def test_callbacks_that_may_run_beside_a_training_and_code_replaced_later_are_named(monkeypatch):
     handler, timer, ended = logging.StreamHandler(Holder()), threading.Timer(99, hook), threading.Event()
     handler.addFilter(loss)
+    assert open_parts(pools(), {}) == ()
+    monkeypatch.setattr(nn.functional.relu6, "__code__", hook.__code__)
     monkeypatch.setattr(logging.getLogger(__name__), "handlers", [handler])
     monkeypatch.setattr(sys, "meta_path", [Drawn(None)])
     monkeypatch.setattr(warnings, "filters", [("ignore", Rows(), Warning, None, 0)])
@@ -250,8 +252,8 @@ def test_callbacks_that_may_run_beside_a_training_are_named(monkeypatch):
         parts = open_parts(pools(), {})
         timer.cancel()
         ended.set()
-    names = {*(f"{__name__}.{name}" for name in ("Holder", "Rows", "Drawn")), "loss", "flat", "hook", "lambda"}
-    assert {part.removesuffix(" around the training").partition(" at ")[0] for part in parts} == names
+    names = {"Holder", "loss", "Rows", "Drawn", "flat", "hook", "lambda", "relu6 of torch.nn.functional (relu6"}
+    assert {re.sub(f"^{__name__}.| around .*| at .*", "", part) for part in parts} == names
 
 
 def test_threads_and_handlers_of_installed_packages_leave_a_claim_exact(tmp_path, monkeypatch):
@@ -263,7 +265,6 @@ def test_threads_and_handlers_of_installed_packages_leave_a_claim_exact(tmp_path
         record = learn(pools(train_epochs=1), DIGITS, 2).unlearn([0])
         assert threading.active_count() > 2
     run.finish()
-    del loaded
     assert (record.claim, record.rests_on) == ("exact", ())
 
 
