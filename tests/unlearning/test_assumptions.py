@@ -260,7 +260,7 @@ def test_threads_and_handlers_of_installed_packages_leave_a_claim_exact(tmp_path
     monkeypatch.setattr(logging.root, "handlers", [])
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     run = wandb.init(mode="offline", dir=tmp_path)
-    loaded = iter(DataLoader(TensorDataset(X), num_workers=1))
+    _loading = iter(DataLoader(TensorDataset(X), num_workers=1))
     with tqdm(total=1):
         record = learn(pools(train_epochs=1), DIGITS, 2).unlearn([0])
         assert threading.active_count() > 2
