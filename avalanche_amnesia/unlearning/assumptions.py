@@ -158,7 +158,8 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     found += map(_part_name, _of_users(reporting := [*plugins, *inside]))
     new = ((of, name, value) for of in (strategy, *reporting) for name, value in replaced_methods(of).items())
     found += (f"{n} of {type(of).__name__} ({part})" for of, n, value in new for part in open_in([value], {id(of): of}))
-    found += (f"the kernel {name}" for name in _replaced_kernels(frozenset(getattr(torch.library, "_impls", ()))))
+    of_python = getattr(torch.library, "_impls", ())
+    found += (f"the kernel {name}" for name in _searched("kernels", of_python, partial(_replaced_kernels, of_python)))
     met = [part for part in data.values() if not isinstance(part, LEAVES)]
     found += (f"{name} of {place} ({part})" for place, name, part, _ in patches(strategy, [*reporting, *met]))
     return tuple(dict.fromkeys(found))
@@ -230,8 +231,7 @@ def _of_users(objects: Iterable[Any]) -> list[Any]:
     return [each for each in objects if not is_installed(each if isinstance(each, _FUNCTIONS) else type(each))]
 
 
-@lru_cache(1)
-def _replaced_kernels(names: frozenset[str]) -> list[str]:
+def _replaced_kernels(names: Iterable[str]) -> list[str]:
     """Return the torch operators in ``names`` whose kernels user code has replaced; torch lists them only privately."""
     dump, found = getattr(torch._C, "_dispatch_dump", lambda operator: ""), []
     of_torch = (
