@@ -140,8 +140,7 @@ class TaskLedger:
         for row in remaining:
             task, order, declared, saw = checked(row, task=int, order=int, declared=bool, saw=list[int])
             entries[task] = _Entry(order, declared, frozenset(saw))
-        both = entries.keys() & unlearned
-        if both:
+        if both := entries.keys() & unlearned:
             raise StateError(f"invalid value in state: tasks {sorted(both)} are both remaining and unlearned")
         self.deadline = TaskLedger(deadline).deadline
         self.n_trained, self._entries, self.unlearned = n_trained, entries, tuple(unlearned)

@@ -82,8 +82,7 @@ def wrap(text: str) -> list[str]:
 
 
 def _plan_rows(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
-    entries = sum(plan.entries.values())
-    if entries:
+    if entries := sum(plan.entries.values()):
         yield "taken out", f"{entries:,} entries of {len(plan.entries)} shared tensors"
     if plan.removed:
         shown = (*plan.removed[:4], "…") if len(plan.removed) > 4 else plan.removed

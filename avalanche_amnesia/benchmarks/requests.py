@@ -150,11 +150,9 @@ def with_unlearning(
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
     """Raise RequestError if a request names samples from ``n`` on, or classes not in ``classes``, for ``task``."""
-    wrong = [at for at in request.samples if at >= n]
-    if wrong:
+    if wrong := [at for at in request.samples if at >= n]:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
-    unknown = sorted(set(request.classes).difference(classes))
-    if unknown:
+    if unknown := sorted(set(request.classes).difference(classes)):
         raise RequestError(f"{event}: task {task} has no samples of classes {unknown}; it has {sorted(classes)}")
 
 
@@ -246,8 +244,7 @@ def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int
         if task not in sizes or wrong:
             raise ValueError(f"left_out: task {task!r} has no samples {wrong}; the tasks have so many: {sizes}")
     for experience in stream:
-        positions = left_out.get(int(experience.task_labels[0]), ())
-        if positions:
+        if positions := left_out.get(int(experience.task_labels[0]), ()):
             requests = getattr(experience, "requests", ())
             vars(experience).update(vars(without_positions(experience, positions)) | {"requests": requests})
     return result
@@ -362,8 +359,7 @@ def _as_list(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
 
 def _permanent_labels(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
     labels = checks.integers("permanent", permanent, "task labels", RequestError)
-    unknown = [task for task in labels if task not in tasks]
-    if unknown:
+    if unknown := [task for task in labels if task not in tasks]:
         there = ", ".join(map(str, sorted(set(tasks))))
         raise RequestError(
             f"permanent={list(labels)}: task {unknown[0]} is unknown; the stream trains the tasks {there}"

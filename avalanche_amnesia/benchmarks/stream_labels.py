@@ -69,8 +69,7 @@ def labelled_stream(stream: Any) -> Any:
     experiences = list(stream)
     if all(hasattr(experience, "task_labels") for experience in experiences):
         return stream
-    empty = [place for place, experience in enumerate(experiences) if not len(experience.dataset)]
-    if empty:
+    if empty := [place for place, experience in enumerate(experiences) if not len(experience.dataset)]:
         raise TaskError(f"experience {empty[0]} has no samples: perhaps all of them were split off for another stream")
     of_samples: list[Any] = [getattr(experience.dataset, "targets_task_labels", None) for experience in experiences]
     by_place = any(labels is None for labels in of_samples)

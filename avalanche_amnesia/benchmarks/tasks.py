@@ -159,8 +159,7 @@ def _checked_classes(task_classes: Sequence[Sequence[int]]) -> list[list[int]]:
     for task, chosen in enumerate(classes):
         if not chosen:
             raise ValueError(f"task {task} has no classes; give at least one class per task")
-        repeated = sorted({c for c in chosen if chosen.count(c) > 1})
-        if repeated:
+        if repeated := sorted({c for c in chosen if chosen.count(c) > 1}):
             raise ValueError(f"task {task} repeats the classes {repeated}; name each class of a task once")
     return classes
 
@@ -174,8 +173,7 @@ def _make_experiences(
     existing = set(labels.unique().tolist())
     experiences = []
     for position, chosen in enumerate(classes):
-        missing = [c for c in chosen if c not in existing]
-        if missing:
+        if missing := [c for c in chosen if c not in existing]:
             raise ValueError(
                 f"task {first_task + position}: no sample of the classes {missing} in the {name} data, which has the "
                 f"classes {sorted(existing)}; change task_classes or add samples"

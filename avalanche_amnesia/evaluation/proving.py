@@ -27,8 +27,7 @@ def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn
 
     ``model`` is a new model of the strategy.
     """
-    unknown = [task for task in tasks if task not in remaining]
-    if unknown:
+    if unknown := [task for task in tasks if task not in remaining]:
         raise RequestError(f"tasks={unknown} do not remain, so that they can't be proved: name some of {remaining}")
     if tasks and not getattr(model, "isolates", False):
         raise RequestError(
@@ -64,8 +63,7 @@ def with_proof(
     if not differ:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return replace(record, proof=Proof(tasks, there, apart, *from_first((seconds, now))))
-    own = [(task, name) for task in tasks for name in differ if owner(name) == task]
-    if own:
+    if own := [(task, name) for task in tasks for name in differ if owner(name) == task]:
         task, first = own[0]
         tasks, remedy = (task,), f"unlearn task {task} and train it again"
         reason = f"task {task}, trained again without the unlearned data, has other bits, first in {first}"

@@ -268,8 +268,7 @@ class References:
             learning_settings(each, [p for p in each.plugins if not getattr(p, "answers_requests", False)])
             for each in (made, strategy)
         )
-        differ = sorted(of for of in {*new, *old} if new.get(of) != old.get(of))
-        if differ:
+        if differ := sorted(of for of in {*new, *old} if new.get(of) != old.get(of)):
             raise ReferencesError(
                 f"make_strategy has other settings of {', '.join(differ)} than this strategy: give the one that made it"
             )

@@ -95,8 +95,7 @@ class Pools:
         reads = tuple(sorted(other for other in shares if layout.can_be_read(other, task)))
         held = seed if -(2**63) <= seed < 2**63 else derive_seed(seed, "partition")  # a share is stored as int64
         found = Allocation(held, layout.slots, layout.slot(task), reads)
-        taken = sorted(other for other, share in shares.items() if share.overlaps(found))
-        if taken:
+        if taken := sorted(other for other, share in shares.items() if share.overlaps(found)):
             now = layout.tasks.index(task)
             planned = [other for other in taken if layout.removals.get(other, now) < now]
             why = f", though the stream requests to unlearn {planned} before, which was not done" if planned else ""

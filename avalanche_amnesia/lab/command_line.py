@@ -257,8 +257,7 @@ def unlearn(
     data = None
     if benchmark is not None:
         stream = _load_benchmark(benchmark).train_stream
-        data = next((each for each in stream if list(each.task_labels) == [task]), None)
-        if data is None:
+        if (data := next((each for each in stream if list(each.task_labels) == [task]), None)) is None:
             raise ValueError(f"--benchmark {benchmark} has no task {task} in its train stream")
     parts = {"task": task, "samples": samples or (), "classes": classes or ()}
     done = unlearning.unlearn(strategy, tasks or (), data=data, **parts)
@@ -389,8 +388,7 @@ def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None
     """
     if (keep is None) == (task is None):
         raise ValueError("prune needs one of --keep SIZE and --task TASK …")
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", (keep or "0").strip().lower())
-    if size is None:
+    if (size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", (keep or "0").strip().lower())) is None:
         raise ValueError(f"--keep {keep!r} is no size: give bytes, or a number with k, M, G or T")
     if not store.is_dir():
         raise ValueError(f"{store} is no store: give the directory of RunStore(path)")
@@ -571,8 +569,7 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
     (_, texts), hints = _docstring_parts(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         name, hint = f"{before}{field.name}", hints[field.name]
-        inner = [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
-        if inner:
+        if inner := [part for part in (hint, *get_args(hint)) if is_dataclass(part)]:
             yield from _settings(inner[0], f"{name}." if inner[0] is hint else f"{name}.NAME.")
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -666,8 +663,7 @@ def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by:
     training.load_state(strategy, state, public)
     from avalanche_amnesia.training.host.lookup import find_plugin
 
-    unlearning = find_plugin(strategy, training.UnlearningPlugin)
-    if unlearning is None:
+    if (unlearning := find_plugin(strategy, training.UnlearningPlugin)) is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
     return strategy, unlearning, key
 

@@ -273,8 +273,7 @@ class DisjointModel(MultiHeadModel):
                 "one: let them be methods, or functools.partial of them, and take modules from their arguments"
             )
         before, after = tensor_outline(self.backbone), tensor_outline(held.entries)
-        changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-        if changed:
+        if changed := sorted(name for name in {*before, *after} if before.get(name) != after.get(name)):
             raise ModelError(
                 f"the backbone's forward changes {changed}, or began to keep them: no task can have its own. Make them "
                 "buffers, or tensor attributes, that have their final shape when the backbone is wrapped; or keep "

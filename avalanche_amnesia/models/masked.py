@@ -132,8 +132,7 @@ class MaskedModel(TaskMaskedModel):
     def check_gradients(self) -> None:
         """Raise a ModelError if a backbone parameter requires gradients now but did not when the model was created."""
         learning = {name for name, parameter in self.backbone.named_parameters() if parameter.requires_grad}
-        loose = sorted(learning - self.graph.factors.keys() - self.graph.owned)
-        if loose:
+        if loose := sorted(learning - self.graph.factors.keys() - self.graph.owned):
             raise ModelError(
                 f"parameters {loose} had no gradients when the model was made, so that every task reads them and no "
                 "mask covers them: make the model when they have, or call requires_grad_(False) on them"

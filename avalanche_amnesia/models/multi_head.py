@@ -305,8 +305,7 @@ class MultiHeadModel(MultiTaskModule):
         try:
             self._match_tasks(state_dict)
             with register_all(self):
-                unlike = self._mismatches(state_dict, strict)
-                if unlike:
+                if unlike := self._mismatches(state_dict, strict):
                     raise ValueError(
                         f"this state is that of another model than this {type(self).__name__}: {'; '.join(unlike)}. "
                         "Build the model from the same network with the same arguments"

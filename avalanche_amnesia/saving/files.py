@@ -215,8 +215,7 @@ def refuse_other_files(path: Path) -> None:
     if not path.is_dir():
         raise StateError(f"{path} is a file: a state is a directory, give the name of a new one")
     others = [file.name for file in path.iterdir() if not BLOB.fullmatch(file.name)]
-    others = [name for name in others if name not in (STATE, f"{STATE}.part")]
-    if others:
+    if others := [name for name in others if name not in (STATE, f"{STATE}.part")]:
         raise StateError(f"{path} holds {sorted(others)[:3]}, which are no part of a state: give a new directory")
 
 

@@ -81,8 +81,7 @@ def _make(kind: type, values: Mapping[str, Any], path: str) -> Any:
             near = did_you_mean(name, hints) or f"; it has {', '.join(hints)}"
             raise ValueError(f"{owner} has no {name}{near}")
     needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-    missing = [name for name in needed if name not in values]
-    if missing:
+    if missing := [name for name in needed if name not in values]:
         raise ValueError(f"{owner} lacks {', '.join(missing)}; it needs {', '.join(needed)}")
     return kind(**{name: to_type(hints[name], value, _join(path, name)) for name, value in values.items()})
 

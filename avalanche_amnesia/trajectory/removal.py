@@ -114,8 +114,7 @@ def replay(
         update = written.double() - old.double()
         # At the entries of a later task's ``alone`` revision, this update and its undo entries are not needed.
         later = (revisions[other] for other in order[order.index(task) + 1 :] if other in revisions)
-        alone = [revision.where.reshape(-1) for revision in later if revision.alone]
-        if alone:
+        if alone := [revision.where.reshape(-1) for revision in later if revision.alone]:
             stands = ~torch.stack(alone).any(0)
             kept = stands[index]
             if not bool(kept.all()):

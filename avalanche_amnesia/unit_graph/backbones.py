@@ -64,8 +64,7 @@ def check_backbone(backbone: nn.Module) -> None:
     tensors = (*backbone.named_parameters(), *backbone.named_buffers())
     if any(tensor.is_meta for _, tensor in tensors):
         raise ModelError(f"{kind} is on the device 'meta', without values: give it some, as on a CPU, and wrap it then")
-    lazy = sorted({name.rpartition(".")[0] or kind for name, tensor in tensors if is_lazy(tensor)})
-    if lazy:
+    if lazy := sorted({name.rpartition(".")[0] or kind for name, tensor in tensors if is_lazy(tensor)}):
         raise ModelError(
             f"modules {lazy} of {kind} are lazy: run the backbone on a batch before model and optimizer are made"
         )

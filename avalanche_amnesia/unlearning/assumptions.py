@@ -9,21 +9,26 @@ and so is what the code of their classes reads elsewhere, such as global variabl
 import dis
 import gc
 import inspect
+import logging
 import marshal
 import os
 import re
+import signal
 import sys
 import sysconfig
+import threading
+import warnings
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property, lru_cache, partial
-from logging import Logger
-from operator import attrgetter, is_
+from itertools import chain
+from operator import attrgetter
 from pathlib import PurePath
 from random import Random
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from traceback import walk_stack
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 from weakref import ProxyTypes
 
@@ -34,8 +39,6 @@ from blake3 import blake3
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 from torch.quasirandom import SobolEngine
-from torch.utils import _python_dispatch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from avalanche_amnesia.bits import sums_of_bits, tensor_hash
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_from, is_frozen
@@ -45,25 +48,25 @@ _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "P
 _CLOSED |= {"typing_extensions", *sys.stdlib_module_names}
 _INSTALLED = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _PATHS = [path for name in _CLOSED for path in getattr(sys.modules.get(name), "__path__", ())]
-_FILES = (os.path.dirname(os.__file__), "<frozen ", "<eval_with_key>", *_INSTALLED, *_PATHS)
-_PLAIN = (
-    *(bool, int, float, complex, str, bytes, range, Enum, PurePath, type(None), type(...)),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
-)
-LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, CodeType, Logger)
+_FILES = (os.path.dirname(os.__file__), "<frozen ", *_INSTALLED, *_PATHS)
+_OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+_PLAIN = (bool, int, float, complex, str, bytes, range, Enum, PurePath, type(None), type(...), *_OF_TORCH)
+LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, CodeType, logging.Logger)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 CALLED = (*_FUNCTIONS, MethodType, MethodWrapperType, partial)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
-_UNCHANGED = (*_FUNCTIONS, *CONTAINERS, ModuleType, CodeType, Logger)
+_UNCHANGED = (*_FUNCTIONS, *CONTAINERS, ModuleType, CodeType, logging.Logger)
 """Classes of objects that are no settings of data: code, which is read elsewhere, and objects with caches."""
 _DRAWING = (torch.Generator, SobolEngine, np.random.Generator, np.random.RandomState, Random, Iterator)
 """Closed classes whose objects have a state that no task's seed sets: random generators, iterators, open files."""
 LONG = 1000  # longer containers hold samples
 LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_OF_EVERY_CLASS = {*vars(type("", (SupervisedTemplate,), {})), "__annotations__", "__orig_bases__", "_abc_impl"} | {
-    *("__dict__", "__weakref__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"),
-    "__slotnames__",
+_WRITTEN = "annotations dict weakref qualname firstlineno static_attributes parameters slotnames orig_bases"
+_OF_EVERY_CLASS = {
+    *vars(type("", (SupervisedTemplate,), {})),
+    "_abc_impl",
+    *(f"__{name}__" for name in _WRITTEN.split()),
 }
 _NO_PARTS = {*_OF_EVERY_CLASS, "__init__"}
 _PURE = "torch torchvision numpy avalanche avalanche_amnesia abc builtins cmath collections contextlib copy dataclasses"
@@ -73,17 +76,17 @@ _IMPURE = re.compile(r"load|save|file|open|mmap|read|write|bufsize|seed|rng|[Gg]
 _READING = {f.__name__: f for f in (open, id, hash, eval, exec, globals, locals, vars, setattr, delattr, __import__)}
 _CACHE = type(lru_cache(open))
 WRAPPERS = (staticmethod, classmethod, property, cached_property, _CACHE)
-_SETTINGS = (
-    *("get_default_dtype", "get_default_device", "get_num_threads", "get_float32_matmul_precision"),
-    *("are_deterministic_algorithms_enabled", "_C._get_mkldnn_enabled", "backends.mha.get_fastpath_enabled"),
-    *("backends.cuda.flash_sdp_enabled", "backends.cuda.math_sdp_enabled", "backends.cudnn.benchmark"),
-    *("backends.cudnn.deterministic", "backends.cudnn.conv.fp32_precision", "backends.cuda.matmul.fp32_precision"),
-)
+_SETTINGS = "get_default_dtype get_default_device get_num_threads get_float32_matmul_precision _C._get_mkldnn_enabled"
+_SETTINGS += " are_deterministic_algorithms_enabled backends.mha.get_fastpath_enabled backends.cuda.flash_sdp_enabled"
+_SETTINGS += " backends.cuda.math_sdp_enabled backends.cuda.matmul.fp32_precision backends.cudnn.benchmark"
+_SETTINGS += " backends.cudnn.deterministic backends.cudnn.conv.fp32_precision"
 _PATCHABLE = re.compile(
     r"(torch\.(nn|optim|utils\.data)|torchvision\.transforms|avalanche\.(benchmarks\.utils|training)|avalanche_amnesia)\."
     r"|torch\.(autograd|random|_C\._nn)|math|(numpy\.)?random|time|builtins|copy|hashlib|itertools|functools|operator|os"
+    r"|warnings|logging"
 )
 _OPERATORS = ("aten", "prims", "torchvision", "amnesia")  # namespaces of closed ones
+_OF_ALL = [(of, n) for of in (nn.modules.module, torch_optimizer) for n in vars(of) if n.startswith("_global")]
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -97,9 +100,13 @@ def _modules_of(obj: Any) -> tuple[str, ...]:
     own = str(getattr(obj, "__module__", None))  # functools.wraps copies it from the function that it replaces
     if not isinstance(obj, FunctionType):
         return (own,)
-    inside, file = str(obj.__globals__.get("__name__")), obj.__code__.co_filename
-    # Data classes generate methods from text.
-    return own, inside if file.startswith(_FILES) or (file == "<string>" and obj.__name__[:2] == "__") else "__main__"
+    inside, file = obj.__globals__, obj.__code__.co_filename
+    # Data classes generate methods from text, torch.fx functions without a module. Others run in their module: code may
+    # be compiled in the name of any file. Some modules replace themselves by an object, which then says nothing.
+    module = sys.modules.get(getattr(inside.get("__spec__"), "name", "__main__"))
+    is_known = file.startswith(_FILES) or (file == "<string>" and obj.__name__[:2] == "__")
+    is_known &= type(module) is not ModuleType or vars(module) is inside
+    return own, str(inside.get("__name__")) if is_known or file.startswith("<eval_with_key>") else "__main__"
 
 
 @lru_cache(None)
@@ -144,53 +151,62 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     weights = (*model.parameters(), *model.buffers(), optimizer.param_groups, optimizer.state)
     found += (f"{name} in the model or optimizer" for name in open_in(weights))
     found += (f"{name} around the training" for name in open_in(interceptors()))
-    everywhere = (vars(nn.modules.module) | vars(torch_optimizer)).items()
-    hooked = [*hooks_of(strategy), *((name, hooks) for name, hooks in everywhere if name.startswith("_global"))]
+    hooked = [*hooks_of(strategy), *((name, getattr(of, name)) for of, name in _OF_ALL)]
     found += (f"{place} ({name})" for place, hooks in hooked for name in open_in([hooks]))
-    reporting = [*plugins, *_objects_inside(plugins, strategy)]
-    found += (_part_name(p) for p in reporting if not is_installed(p if isinstance(p, _FUNCTIONS) else type(p)))
+    outside = (strategy, strategy.evaluator, optimizer, strategy._criterion, *model.modules(), sys.stdout, sys.stderr)
+    inside = objects_in((part for part in plugins if not is_from(type(part), "avalanche_amnesia")), outside)
+    found += map(_part_name, _of_users(reporting := [*plugins, *inside]))
     new = ((of, name, value) for of in (strategy, *reporting) for name, value in replaced_methods(of).items())
     found += (f"{n} of {type(of).__name__} ({part})" for of, n, value in new for part in open_in([value], {id(of): of}))
-    found += (f"the kernel {name}" for name in _replaced_kernels(frozenset(getattr(torch.library, "_impls", ()))))
+    of_python = getattr(torch.library, "_impls", ())
+    found += (f"the kernel {name}" for name in _searched("kernels", of_python, partial(_replaced_kernels, of_python)))
     met = [part for part in data.values() if not isinstance(part, LEAVES)]
     found += (f"{name} of {place} ({part})" for place, name, part, _ in patches(strategy, [*reporting, *met]))
     return tuple(dict.fromkeys(found))
 
 
-def patches(strategy: Strategy, others: Iterable[Any] = ()) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield (place, name, replacement's name, replacement) of each attribute of closed code that user code replaced."""
+def patches(strategy: Strategy, others: Iterable[Any] = ()) -> list[tuple[str, str, str, Any]]:
+    """Return (place, name, replacement's name, replacement) of each attribute of closed code that users replaced."""
     own = (strategy, strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules())
-    parts = dict.fromkeys(map(type, (*own, *others)))
-    kinds = dict.fromkeys(base for kind in parts for base in kind.__mro__ if is_closed(base))
-    modules = [sys.modules.get(kind.__module__, torch) for kind in kinds if kind.__module__.startswith("torch.")]
-    places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *_patchable(len(sys.modules)), *kinds)
-    for place in dict.fromkeys(places):
-        yield from ((place.__name__, name, part, vars(place)[name]) for name, part in _patches(place))
+    places, functions = _places(tuple(dict.fromkeys(map(type, (*own, *others)))), len(sys.modules))
+    held = ((at, [*of, *(v.__code__ for v in of if isinstance(v, FunctionType))]) for at, of in places.items())
+    every = chain.from_iterable(_searched(place, objects, partial(_patches, place)) for place, objects in held)
+    codes = map(attrgetter("__code__"), functions)
+    return _searched("patches", chain((places,), chain.from_iterable(places.values()), codes), lambda: every)
 
 
-@lru_cache(1)
-def _patchable(n_modules: int) -> list[Any]:
-    """Return modules that users may patch, and classes of data loading; the cache's key: ``n_modules`` loaded ones."""
+_SEARCHED: dict[Any, tuple[Any, list[Any]]] = {}
+
+
+def _searched(place: Any, objects: Iterable[Any], search: Callable[[], Iterable[Any]]) -> list[Any]:
+    """Return the result of ``search`` in a place, which runs again only if ``objects`` there are others than before."""
+    now = np.fromiter(objects, dtype=object)
+    before, found = _SEARCHED.get(place, (now[:0], []))
+    if now.tobytes() != before.tobytes():  # addresses: == of the objects may be a user's code
+        _SEARCHED[place] = now, found = now, [*search()]
+    return found
+
+
+@lru_cache(100)
+def _places(kinds: tuple[type, ...], n_modules: int) -> tuple[Mapping[Any, Iterable[Any]], list[Any]]:
+    """Return closed modules and classes, also bases of ``kinds``, → their present values, and all functions there."""
     modules = [m for name, m in sorted(sys.modules.items()) if m and _PATCHABLE.match(name) and _is_closed(name)]
     inner = ("torch.utils.data.", "avalanche.benchmarks.utils.", "random")
-    held = (kind for module in modules for kind in vars(module).values() if isinstance(kind, type))
-    return [*modules, *dict.fromkeys(kind for kind in held if kind.__module__.startswith(inner))]
+    held = [v for m in modules for v in vars(m).values() if isinstance(v, type) and v.__module__.startswith(inner)]
+    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_closed(base))
+    within = [sys.modules.get(kind.__module__, torch) for kind in bases if kind.__module__.startswith("torch.")]
+    every: Iterable[Any] = (torch, nn.functional, Tensor, *within, *modules, *held, *bases)
+    places = {each: vars(each).values() for each in every}
+    return places, [value for values in places.values() for value in values if isinstance(value, FunctionType)]
 
 
-_PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  # → values when last searched, patches
-
-
-def _patches(owner: type | ModuleType) -> list[tuple[str, str]]:
-    """Return (name, replacement's name) of each attribute of a closed class or module that user code replaced."""
-    values, (before, found) = [*vars(owner).values()], _PLACES.get(owner, ([], []))
-    if len(values) == len(before) and all(map(is_, values, before)):
-        return found
-    _PLACES[owner] = values, found = values, []
-    for name, value in zip(vars(owner), values, strict=True):
+def _patches(owner: type | ModuleType) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield (place, name, replacement's name, replacement) of the replaced attributes of a closed class or module."""
+    # Other modules than torch's import code of others: a patch there is a user's function or object.
+    others = isinstance(owner, ModuleType) and not owner.__name__.startswith("torch")
+    for name, value in [*vars(owner).items()]:
         imported = isinstance(value, ModuleType) or (isinstance(value, type) and is_installed(value))
         imported |= isinstance(value, BuiltinFunctionType) or not (callable(value) or hasattr(type(value), "__get__"))
-        # Other modules than torch's import code of others: a patch there is a user's function or object.
-        others = isinstance(owner, ModuleType) and not owner.__name__.startswith("torch")
         imported |= others and not isinstance(value, partial) and is_installed(value)
         if part := None if imported else next(open_in([value]), None):
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
@@ -199,50 +215,73 @@ def _patches(owner: type | ModuleType) -> list[tuple[str, str]]:
             with suppress(OSError, TypeError):
                 source = inspect.getsource(owner)
             if replaces or f"def {name}(" in source:
-                found.append((name, part))
-    return found
+                yield owner.__name__, name, part, value
 
 
-def _objects_inside(plugins: Iterable[Any], strategy: Strategy) -> list[Any]:
-    """Return all objects inside the plugins, metrics and loggers that other packages define."""
-    outside = (strategy, strategy.evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
-    seen = {id(each): each for each in (*outside, *(s for s in (sys.stdout, sys.stderr) if is_installed(s)))}
+def objects_in(roots: Iterable[Any], outside: Iterable[Any] = ()) -> list[Any]:
+    """Return ``roots`` and all objects inside closed ones, without those in ``outside``."""
+    seen = {id(each): each for each in outside}
     n_outside = len(seen)
-    deque(open_in((part for part in plugins if not is_from(type(part), "avalanche_amnesia")), seen), maxlen=0)
-    return list(seen.values())[n_outside:]
+    deque(open_in(roots, seen), maxlen=0)
+    return [*seen.values()][n_outside:]
 
 
-@lru_cache(1)
-def _replaced_kernels(names: frozenset[str]) -> list[str]:
+def _of_users(objects: Iterable[Any]) -> list[Any]:
+    """Return the functions and the objects of classes that no installed package defines."""
+    return [each for each in objects if not is_installed(each if isinstance(each, _FUNCTIONS) else type(each))]
+
+
+def _replaced_kernels(names: Iterable[str]) -> list[str]:
     """Return the torch operators in ``names`` whose kernels user code has replaced; torch lists them only privately."""
     dump, found = getattr(torch._C, "_dispatch_dump", lambda operator: ""), []
-    for name in [name for name in names if name.startswith("aten/") and not name.endswith("/Meta")]:  # only shapes
-        _, operator, key = name.split("/")
+    of_torch = (
+        name for name in sorted(names) if name.startswith("aten/") and not name.endswith("/Meta")
+    )  # only shapes
+    for _, operator, key in (name.split("/") for name in of_torch):
         places = re.findall(rf"^{key}: registered at (.*?):\d+ ", dump(f"aten::{operator}"), re.MULTILINE)
         if any(not place.startswith(_INSTALLED) or place == torch.library.__file__ for place in places):
             found.append(f"{operator} ({key})")
-    return sorted(found)
+    return found
 
 
 def interceptors() -> list[Any]:
-    """Return the modes and hooks of torch's operations, and the user's callbacks of tracing, profiling and gc."""
+    """Return the modes and hooks of torch's operations, and the user's callbacks that Python may run at any time."""
     # Only private functions of torch tell them: without these none is seen.
     functions = getattr(torch.overrides, "_get_current_function_mode_stack", tuple)
-    operations = getattr(_python_dispatch, "_get_current_dispatch_mode_stack", tuple)
+    operations = getattr(torch.utils._python_dispatch, "_get_current_dispatch_mode_stack", tuple)
     saved = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)(True)
-    users = [each for each in (sys.gettrace(), sys.getprofile(), *gc.callbacks) if not is_installed(each)]
+    callbacks = _callbacks()
+    users = _searched("callbacks", callbacks, lambda: _of_users(objects_in(callbacks)))
     return [*functions(), *operations(), saved, *users]
 
 
-_SEEN: Any = WeakIdKeyDictionary()  # part of the data → its texts at the first steps of trainings here
+def _callbacks() -> list[Any]:
+    """Return callbacks of tracing, profiling, gc, imports, signals, errors, warnings and logging, threads, outputs."""
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    parts = chain.from_iterable(map(attrgetter("handlers", "filters"), (logging.root, *loggers)))
+    held = [*loggers, *chain.from_iterable(parts), sys.stdout, sys.stderr]
+    held += [value for each in held[len(loggers) :] for value in getattr(each, "__dict__", {}).values()]
+    held += [each for value in held if type(value) is list for each in value]  # filters of handlers
+    known = {threading.main_thread().ident, threading.get_ident()}
+    held += [thread for thread in threading.enumerate() if thread.ident not in known]
+    stacks = [walk_stack(frame) for thread, frame in sys._current_frames().items() if thread not in known]
+    running = [(f.f_code, f.f_globals) for f, _ in chain(*stacks) if not f.f_code.co_filename.startswith(_FILES)]
+    # A pool's thread keeps no function, but its code is running.
+    held += [FunctionType(code, of, closure=tuple(CellType() for _ in code.co_freevars)) for code, of in running]
+    held += [sys.gettrace(), sys.getprofile(), *gc.callbacks, *sys.meta_path]
+    held += [sys.unraisablehook, threading.excepthook, *warnings.filters]
+    return [*held, *map(signal.getsignal, range(1, signal.NSIG))]
+
+
+_SEEN: Any = torch.utils.weak.WeakIdKeyDictionary()  # part of the data → its texts at the first steps of trainings here
 
 
 def _changed_data(parts: Iterable[Any]) -> Iterator[str]:
     """Yield names of tensors, data sets, closed transforms in ``parts`` that changed since their first use here."""
     wholes = [each._base if isinstance(each, Tensor) and each._base is not None else each for each in parts]
-    for each in {id(whole): whole for whole in wholes}.values():
-        of_avalanche = is_from(type(each), "avalanche", "avalanche_amnesia")  # which fills caches, and keeps modes
-        if of_avalanche or not is_closed(type(each)) or isinstance(each, _UNCHANGED):
+    for each in {id(whole): whole for whole in wholes if not isinstance(whole, _UNCHANGED)}.values():
+        # Avalanche's fill caches, and keep modes.
+        if is_from(type(each), "avalanche", "avalanche_amnesia") or not is_closed(type(each)):
             continue
         with suppress(TypeError):  # of an object without weak references
             texts = _SEEN.setdefault(each, set())
@@ -301,9 +340,7 @@ def _open_in_modules(model: nn.Module) -> Iterator[str]:
     held = [(type(module), item) for module in modules for item in _attributes(module)]
     held += [(user, item) for user in users for item in _values_read_by(user).items()]
     inside = {id(module) for module in model.modules()}
-    for kind, (name, value) in held:
-        if _is_leaf(value):
-            continue
+    for kind, (name, value) in [(kind, item) for kind, item in held if not _is_leaf(item[1])]:
         compared = isinstance(value, CALLED) or _is_plain(value) or id(value) in inside
         # Any other object, such as an iterator or a distribution, may change without a trace in its text.
         keeps = type(value).__module__ in sys.stdlib_module_names or not hasattr(value, "__name__")  # of a function
@@ -334,8 +371,7 @@ def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterato
             values = [*each, *(each.values() if isinstance(each, dict) else ())]
             values += [each.default_factory] if isinstance(each, defaultdict) else []
             kinds = set(map(type, values))
-            leaves = all(issubclass(kind, LEAVES) and is_closed(kind) for kind in kinds)
-            if not leaves or (Tensor in kinds and len(values) < LONG):  # quick for many labels
+            if not all(map(_is_leaf_class, kinds)) or (Tensor in kinds and len(values) < LONG):  # quick for labels
                 todo += values
         elif type(each).__module__ == "torch._ops" and not str(each).startswith(_OPERATORS):
             yield f"the operator {each}"
@@ -355,7 +391,10 @@ def open_in(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterato
 
 def _is_leaf(value: Any) -> bool:
     """Return True for a plain value, tensor, array, module or code of a closed class, without objects inside."""
-    return isinstance(value, LEAVES) and is_closed(type(value)) and getattr(value, "dtype", None) != np.dtype(object)
+    return _is_leaf_class(type(value)) and not (isinstance(value, np.ndarray) and value.dtype.hasobject)
+
+
+_is_leaf_class: Any = lru_cache(10_000)(lambda kind: issubclass(kind, LEAVES) and is_closed(kind))
 
 
 def _part_name(obj: Any) -> str:
@@ -372,11 +411,10 @@ def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
     model = strategy.model
     parts = [("optimizer", strategy.optimizer), ("criterion", strategy._criterion)]
     for path, part in (*parts, *model.named_modules(prefix="model"), *model.named_parameters(prefix="model")):
-        held: dict[str, Any] = dict(getattr(part, "__dict__", {}))
-        held |= {name: getattr(part, name) for name in _HOOKS_OF_PARAMETERS if isinstance(part, Tensor)}
-        hooks = {n: [*v.values()] for n, v in held.items() if n.endswith("_hooks") and isinstance(v, dict) and v}
-        hooks |= {name: [value] for name, value in replaced_methods(part).items()}
-        yield from ((f"{path}.{name}", found) for name, found in hooks.items())
+        held = [(name, hooks) for name, hooks in getattr(part, "__dict__", {}).items() if name.endswith("_hooks")]
+        held += [(name, getattr(part, name)) for name in _HOOKS_OF_PARAMETERS if isinstance(part, Tensor)]
+        yield from ((f"{path}.{name}", [*hooks.values()]) for name, hooks in held if hooks and isinstance(hooks, dict))
+        yield from ((f"{path}.{name}", [value]) for name, value in replaced_methods(part).items())
 
 
 Attributes = dict[str, dict[str, str]]
@@ -409,19 +447,15 @@ def attributes_of(strategy: Strategy) -> Attributes:
 
 def torch_settings() -> dict[str, str]:
     """Return name → value, as text, of torch's settings that can change the bits of a result."""
-    values = {name: attrgetter(name)(torch) for name in _SETTINGS}
+    values = {name: attrgetter(name)(torch) for name in _SETTINGS.split()}
     values["set_flush_denormal"] = torch.full((), 1e-40).mul(0.5).item() == 0
     return {name: str(value() if callable(value) else value) for name, value in values.items()}
 
 
 def changed_attributes(before: Attributes, now: Attributes) -> str:
     """Return, as text, up to three names of changed, new or lost attributes of modules in both arguments; or ``""``."""
-    names = [
-        f"{path}.{name}"
-        for path in before.keys() & now.keys()
-        for name in {**before[path], **now[path]}
-        if before[path].get(name) != now[path].get(name)
-    ]
+    both = [(path, {**before[path], **now[path]}) for path in before.keys() & now.keys()]
+    names = [f"{path}.{name}" for path, of in both for name in of if before[path].get(name) != now[path].get(name)]
     return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -533,6 +567,5 @@ def as_text(value: Any) -> str:
 
 def _is_plain(value: Any) -> bool:
     items = (*value.keys(), *value.values()) if isinstance(value, dict) else value
-    if isinstance(value, CONTAINERS):
-        return len(value) < LONG and all(map(_is_plain, items))
-    return isinstance(value, (*_PLAIN, np.generic))
+    is_plain = isinstance(value, (*_PLAIN, np.generic))
+    return is_plain or (isinstance(value, CONTAINERS) and len(value) < LONG and all(map(_is_plain, items)))

@@ -197,8 +197,7 @@ class Claims:
         found += [fault for circumstances in trained.values() for fault in circumstances.faults]
         found += self._differing_trainings(trained, strategy)
         for task in remaining:
-            beside = sorted(ledger.saw(task) & gone)
-            if beside:
+            if beside := sorted(ledger.saw(task) & gone):
                 found.append(f"task {task} may have learned from {_as_text(beside)}")
             elif task in self.tainted:
                 found.append(f"task {task} may have learned from a task that was unlearned before")
@@ -280,8 +279,7 @@ class Claims:
         if other:
             found.append(f"{_as_text(other)} trained with other settings or plugins than the first task")
         for task, here in trained.items():
-            changed = assumptions.changed_attributes(first.attributes, here.attributes)
-            if changed:
+            if changed := assumptions.changed_attributes(first.attributes, here.attributes):
                 found.append(f"{changed} differed from the first task's when task {task} began")
         if _plugin_classes(strategy) != first.plugins:
             found.append("the strategy now has other plugins than at the first training")

@@ -67,8 +67,7 @@ def _merge_revisions(several: Iterable[Revisions]) -> Revisions:
     for revisions in several:
         for task, of_task in revisions.items():
             known = result.setdefault(task, {})
-            twice = sorted(known.keys() & of_task.keys())
-            if twice:
+            if twice := sorted(known.keys() & of_task.keys()):
                 raise ValueError(
                     f"two compensations revise what task {task} wrote into {twice}; give the strategy one of them alone"
                 )

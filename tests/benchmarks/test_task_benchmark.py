@@ -179,8 +179,7 @@ def rows(*experiences) -> list[tuple[float, ...]]:
 def test_split_digits_holds_each_image_once():  # trap 6
     benchmark = SplitDigits()
     all_rows = rows(*benchmark.train_stream, *benchmark.test_stream)
-    bunch = load_digits()
-    assert sorted(all_rows) == sorted(map(tuple, (bunch.data / 16).tolist()))
+    assert sorted(all_rows) == sorted(map(tuple, (load_digits().data / 16).tolist()))
     assert [e.original_classes for e in benchmark.train_stream] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert benchmark.train_stream[0].tensors[0].shape[1:] == (1, 8, 8)
 
@@ -188,8 +187,7 @@ def test_split_digits_holds_each_image_once():  # trap 6
 def test_the_train_test_split_is_stratified():
     bunch = load_digits()
     for experience in SplitDigits(n_tasks=10).test_stream:
-        available = (bunch.target == experience.original_classes[0]).sum()
-        assert abs(len(experience.dataset) - available * 360 / 1797) < 1
+        assert abs(len(experience.dataset) - (bunch.target == experience.original_classes[0]).sum() * 360 / 1797) < 1
 
 
 @pytest.mark.parametrize("make", [SplitDigits, PermutedDigits])

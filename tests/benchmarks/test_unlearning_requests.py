@@ -106,8 +106,7 @@ def scheduled(requests, benchmark=None, **options):
 
 def scheduled_again(requests, **options):
     """Return a call that adds a second schedule."""
-    first = with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4)
-    return scheduled(requests, first, **options)
+    return scheduled(requests, with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4), **options)
 
 
 REFUSED = [

@@ -99,8 +99,7 @@ class Items(tiny.Items):
 
 
 def of_user(n):
-    data = Items(n)
-    return nc_benchmark(data, Items(), 5, True, seed=0, fixed_class_order=list(range(10)))
+    return nc_benchmark(Items(n), Items(), 5, True, seed=0, fixed_class_order=list(range(10)))
 
 
 def test_a_conditional_claim_stays_in_a_process_that_knew_the_data():

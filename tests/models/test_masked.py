@@ -64,8 +64,7 @@ def test_the_gate_is_soft_in_training_and_binary_in_evaluation():
     gate = model.gate.open(3.0)
     assert torch.equal(gate, torch.sigmoid(3.0 * model.embedding.detach()))
     assert torch.equal(model.train().features(x, 0), model.masked_features(x, gate))
-    binary = (model.embedding.detach() > 0).float()
-    assert torch.equal(model.eval().features(x, 0), model.masked_features(x, binary))
+    assert torch.equal(model.eval().features(x, 0), model.masked_features(x, (model.embedding.detach() > 0).float()))
     with pytest.raises(ValueError, match="can't start"):
         model.start_task(1, torch.randn(model.n_units))
     model.drop_current_task()

@@ -91,8 +91,7 @@ def test_a_whole_model_is_loaded_copied_pickled_and_moved(name):
     assert kinds == {torch.float64}
     for task, logits in double(X.double()).items():
         assert torch.allclose(logits, expected[task].double(), atol=1e-5)
-    away = copy.deepcopy(model).to("meta")
-    assert all(value.is_meta for value in away.state_dict().values())
+    assert all(value.is_meta for value in copy.deepcopy(model).to("meta").state_dict().values())
     fresh.load_state_dict(empty)
     assert (fresh.tasks, dict(fresh.masks)) == ((), {})
 

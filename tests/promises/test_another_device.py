@@ -70,8 +70,7 @@ def life(kind, *, requests=True, **options):
 def stock(name):
     def lived(device):
         strategy = learn(host(name, device=torch.device(device)), DIGITS.train_stream[:2])
-        plugin = find_plugin(strategy, UnlearningPlugin)
-        plugin.unlearn(strategy, [0])
+        find_plugin(strategy, UnlearningPlugin).unlearn(strategy, [0])
         strategy.train(DIGITS.train_stream[2])
         return strategy.model.state_dict()
 

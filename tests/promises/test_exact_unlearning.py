@@ -53,8 +53,7 @@ def test_any_requests_in_any_stream_give_the_retrained_model(schedule, method, d
         strategy.train(experience)
         if data.draw(st.integers(0, 3), "look") == 0:
             assert equal(strategy, refs)
-    may = unlearning_plugin(strategy).ledger.unlearnable
-    if may:
+    if may := unlearning_plugin(strategy).ledger.unlearnable:
         strategy.unlearn(data.draw(st.lists(st.sampled_from(may), min_size=1, unique=True), "at the end"))
     gone = sorted(set(unlearning_plugin(strategy).ledger.unlearned) - set(schedule["permanent"]))
     if gone:  # one is learned again, as a new task at the end

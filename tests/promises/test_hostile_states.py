@@ -180,8 +180,7 @@ def test_a_changed_state_is_loaded_completely_or_refused_without_changes(state, 
     twin, loaded = built(), 0
     for number in range(MUTATIONS):
         hostile(state, tmp_path / "hostile", number)
-        refused = refusal(strategy, tmp_path / "hostile")
-        if refused is None:
+        if (refused := refusal(strategy, tmp_path / "hostile")) is None:
             loaded += 1
             strategy.save(tmp_path / "again")  # whole: all of it is read back
             load_state(twin, tmp_path / "again")

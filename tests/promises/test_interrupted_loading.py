@@ -59,8 +59,7 @@ def make(request):
 
 @pytest.fixture
 def state(make, tmp_path):
-    strategy = learn(make(), DIGITS.train_stream[:1])
-    return save_state(strategy, tmp_path / "state")
+    return save_state(learn(make(), DIGITS.train_stream[:1]), tmp_path / "state")
 
 
 def marked(strategy: Any) -> bool:

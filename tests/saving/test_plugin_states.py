@@ -41,8 +41,7 @@ def strategy_of(*plugins: Any) -> Any:
 
 
 def saved(tmp_path, *plugins: Any) -> Any:
-    strategy = learn(strategy_of(*plugins), DIGITS.train_stream[:1])
-    return save_state(strategy, tmp_path / "state")
+    return save_state(learn(strategy_of(*plugins), DIGITS.train_stream[:1]), tmp_path / "state")
 
 
 def test_plain_attributes_are_saved_with_their_types(tmp_path):

@@ -31,8 +31,7 @@ def test_tables_of_recipe_and_schedule_are_made_of_their_rows_and_of_equally_man
     for script in (recipe, second_schedule, adahat_sequence):
         assert script.OUTPUT.with_suffix(".md").read_text() == script.table(rows_of(script.OUTPUT))
     names = ("stream", "method", "recipe")
-    trials = Counter(tuple(row[name] for name in names) for row in rows if row["validation"])
-    assert set(trials.values()) == {6}
+    assert set(Counter(tuple(row[name] for name in names) for row in rows if row["validation"]).values()) == {6}
     for row in rows_tested(rows):
         assert row["seed"] in range(31, 36)
         assert row["settings"] == best(rows, "settings", **{name: row[name] for name in names})
@@ -74,8 +73,7 @@ def test_failures_are_counted_but_not_averaged():
 
 def test_the_command_line_writes_the_printed_table(tmp_path, capsys):
     main(["--nets", "2", "--weights", "0.75", "--epochs", "2", "--output", str(tmp_path / "new" / "few")])
-    printed = capsys.readouterr().out
-    assert (tmp_path / "new" / "few.md").read_text() == f"{NOTES}\n{printed}"
+    assert (tmp_path / "new" / "few.md").read_text() == f"{NOTES}\n{capsys.readouterr().out}"
     document = json.loads((tmp_path / "new" / "few.json").read_text())
     assert (document["nets"], document["seed"], len(document["rows"])) == (2, 0, 4)
     assert document["rows"][1]["by_epoch"] == committed("HAT-CL", 0.75)["by_epoch"][:2]

@@ -40,8 +40,7 @@ class TokenFeatures(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         seen = (tokens != PADDING).long()
-        hidden = self.model(input_ids=tokens, attention_mask=seen).last_hidden_state
-        return self.pool(hidden, seen)
+        return self.pool(self.model(input_ids=tokens, attention_mask=seen).last_hidden_state, seen)
 
 
 class ImageFeatures(nn.Module):
@@ -64,8 +63,7 @@ def first(hidden: Tensor, seen: Tensor) -> Tensor:
 
 def last(hidden: Tensor, seen: Tensor) -> Tensor:
     """The last position without padding, which decoders read."""
-    where = (seen.sum(1) - 1).clamp(min=0)
-    return hidden.gather(1, where[:, None, None].expand(-1, 1, hidden.shape[2])).squeeze(1)
+    return hidden.gather(1, (seen.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])).squeeze(1)
 
 
 def mean(hidden: Tensor, seen: Tensor) -> Tensor:

@@ -32,8 +32,7 @@ class SharedTraces(Cache):
 
     def put(self, structure, result):
         super().put(structure, result)
-        file = self._file(structure)
-        if file is not None:
+        if (file := self._file(structure)) is not None:
             written = file.with_name(uuid4().hex)
             written.write_bytes(pickle.dumps(result))
             written.replace(file)

@@ -30,8 +30,7 @@ def strategy(kind: str = "amnesiac", *, net: Any = Net, **options: Any) -> Any:
 
 
 def samples(n: int = 24, classes: int = 2, first: int = 0) -> tuple[Tensor, Tensor]:
-    x = torch.randn(n, 8, generator=torch.Generator().manual_seed(n))
-    return x, torch.arange(n) % classes + first
+    return torch.randn(n, 8, generator=torch.Generator().manual_seed(n)), torch.arange(n) % classes + first
 
 
 def with_targets(x: Tensor, y: Tensor) -> TensorDataset:

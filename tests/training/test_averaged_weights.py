@@ -47,8 +47,7 @@ def test_the_weights_are_the_mean_after_each_of_the_last_steps(kind, last):
     averaged = after[int((1 - last) * STEPS + 1e-9) :]
     assert len(averaged) == {0.02: 1, 0.3: 8, 1: 26}[last]
     for name, found in ended.items():
-        expected = torch.stack([weights[name] for weights in averaged]).mean(0)
-        assert torch.allclose(found, expected, atol=1e-6)
+        assert torch.allclose(found, torch.stack([weights[name] for weights in averaged]).mean(0), atol=1e-6)
     assert any(not torch.equal(ended[name], after[-1][name]) for name in ended) is (last > 0.02)
 
 
@@ -72,8 +71,7 @@ def test_norms_have_the_statistics_of_the_mean_weights(kind):
         for x in batches[-16:]:
             model.eval()(x, 0)
     hook.remove()
-    expected = torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0)
-    assert torch.allclose(norm.running_mean, expected, atol=1e-5)
+    assert torch.allclose(norm.running_mean, torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0), atol=1e-5)
     assert norm.momentum == 0.1
 
 
@@ -97,8 +95,7 @@ def test_a_request_in_the_middle_of_the_mean_stays_exact():
     request = UnlearningRequest((0,), 1, "iteration", 34)  # of 39; the mean begins at 27
     stream, make_strategy = factory([request])
     strategy = learn(make_strategy(), stream, 2)
-    only = learn(make_strategy(), STREAM, [1])
-    assert same_state(state(strategy.model), state(only.model))
+    assert same_state(state(strategy.model), state(learn(make_strategy(), STREAM, [1]).model))
 
 
 def test_a_mean_of_shared_weights_begins_again_after_a_request():

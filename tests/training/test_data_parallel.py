@@ -120,8 +120,7 @@ def seen(loader):
 def test_a_mini_batch_is_the_same_for_any_number_of_processes(loader):
     (alone,) = in_group(1, seen, loader)
     found = in_group(2, seen, loader)
-    whole = [first + second for first, second in zip(*found, strict=True)]
-    assert whole == alone
+    assert [first + second for first, second in zip(*found, strict=True)] == alone
     assert all(abs(len(first) - len(second)) <= 1 for first, second in zip(*found, strict=True))
 
 

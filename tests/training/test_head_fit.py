@@ -74,8 +74,7 @@ def test_a_fitted_head_is_the_logistic_regression_of_scikit_learn():
 
 
 def test_hat_keeps_its_trained_head_as_published():
-    fits = [find_plugin(learned(*kind, n_tasks=0), TaskMaskPlugin).fit_head for kind in KINDS]
-    assert fits == [False, True, True]
+    assert [find_plugin(learned(*kind, n_tasks=0), TaskMaskPlugin).fit_head for kind in KINDS] == [False, True, True]
 
 
 def test_a_head_that_cant_be_fitted_stays_as_it_was_trained(monkeypatch):
@@ -160,8 +159,7 @@ def over_all_units(model, task, x, mb_size):
     """Features with closed units computed and masked afterwards; and whether norms have statistics."""
     parts, masks = deepcopy(model.task_parts(task)), model.by_layer(model.binary_mask(task).double())
     model.eval()
-    norms = running_norms(parts)
-    if norms:
+    if norms := running_norms(parts):
         recompute(norms, x.split(mb_size), lambda part: model.backbone(part, parts, masks))
     return model.backbone(x, parts, masks), bool(norms)
 

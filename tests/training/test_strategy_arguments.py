@@ -212,8 +212,7 @@ def test_an_optimizer_of_matrices_is_for_models_of_matrices():
     with pytest.raises(ValueError, match=r"parameters that are none \(biases of layers or heads"):
         HAT(model=bare, optimizer=Muon(matrices(bare)))
     subnet = KINDS[WSN]()  # has no biases, heads included
-    strategy = WSN(model=subnet, optimizer=Muon(matrices(subnet), lr=0.02), train_mb_size=32)
-    strategy.train(split().train_stream[0])
+    WSN(model=subnet, optimizer=Muon(matrices(subnet), lr=0.02), train_mb_size=32).train(split().train_stream[0])
     assert subnet.tasks == (0,)
 
 

@@ -36,8 +36,7 @@ def model_with_masks(n_tasks: int = 3, seed: int = 0) -> MaskedModel:
 
 def naive_held(model, name, rule, between=min) -> torch.Tensor:
     """Element by element, from the masks alone."""
-    n_tasks = len(model.masks)
-    return use_of_entries(model, name, model.masks, between).apply_(lambda used_by: rule(used_by, n_tasks))
+    return use_of_entries(model, name, model.masks, between).apply_(lambda used_by: rule(used_by, len(model.masks)))
 
 
 ABLATIONS = {"sum": lambda m, n: m, "flat": lambda m, n: n if m else 0, "number": lambda m, n: n + 1}

@@ -58,8 +58,7 @@ def test_any_sequence_of_tasks_and_removals_equals_the_dense_twin(dtype, events,
             twin.record(task, state, committed)
             state = committed
             continue
-        tasks = [task for task in store.tasks if task in value]
-        if not tasks:
+        if not (tasks := [task for task in store.tasks if task in value]):
             continue
         logs = frozen([(t, {n: (e.chosen, e.values) for n, e in log.items()}) for t, log in store.logs.items()])
         twin.remove(set(tasks))

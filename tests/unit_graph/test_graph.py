@@ -94,8 +94,7 @@ def test_several_masks_give_the_minimum_of_the_summative_masks(name, seeds):
         shape = model.backbone.get_parameter(entries).shape
         wide = [factor.expand(shape) for factor in factors]
         for place in itertools.product(*map(range, shape)):
-            expected = min(users(int(factor[place])) for factor in wide)
-            assert float(found[entries].expand(shape)[place]) == expected
+            assert float(found[entries].expand(shape)[place]) == min(users(int(factor[place])) for factor in wide)
 
 
 def test_tracing_keeps_names_and_parameter_objects():

@@ -55,8 +55,7 @@ def test_an_operation_on_open_entries_equals_the_full_one_with_zeros(operation, 
     for ours, twin in zip(found, expected, strict=True):
         assert ours.shape == twin.shape
         assert torch.allclose(ours, twin, atol=1e-12)
-    closed = (open_rows == 0).nonzero()[:, 0]
-    assert not found[1][closed].any()
+    assert not found[1][(open_rows == 0).nonzero()[:, 0]].any()
 
 
 @pytest.mark.parametrize("name", ["w", "another"])

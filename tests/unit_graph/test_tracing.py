@@ -120,8 +120,7 @@ def test_each_mode_computes_what_a_backbone_that_sets_an_attribute_does_and_chan
         torch.manual_seed(1)
         found = model.train(training).masked_features(x, torch.ones(model.n_units))
         torch.manual_seed(1)
-        expected = copy.deepcopy(backbone).train(training)(x)
-        assert torch.allclose(found, expected, atol=1e-6), f"training={training}"
+        assert torch.allclose(found, copy.deepcopy(backbone).train(training)(x), atol=1e-6), f"training={training}"
 
 
 class Scaled(nn.Module):
@@ -223,8 +222,7 @@ def test_the_trial_catches_a_wrong_rule(monkeypatch):
     monkeypatch.setitem(RULES, torch.ops.aten.cumsum, lambda walk, node, x, dim, **options: x)
     with pytest.raises(ModelError, match=r"mode a task reads .* outside of its mask"):
         MaskedModel(Summed())
-    untried = MaskedModel(Summed(), trial=False)
-    assert "not tried out (trial=False)" in " ".join(str(untried.describe()).split())
+    assert "not tried out (trial=False)" in " ".join(str(MaskedModel(Summed(), trial=False).describe()).split())
 
 
 def test_a_forward_that_differs_between_calls_is_refused():

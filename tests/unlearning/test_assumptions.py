@@ -2,10 +2,15 @@
 
 import datetime
 import itertools
+import logging
 import random
 import re
+import signal
 import sys
+import threading
+import warnings
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial, wraps
 from operator import methodcaller
@@ -15,6 +20,7 @@ from weakref import proxy
 import numpy as np
 import pytest
 import torch
+import wandb
 from avalanche.benchmarks import nc_benchmark
 from avalanche.evaluation.metrics import Mean, loss_metrics
 from avalanche.logging import TensorboardLogger, TextLogger
@@ -26,9 +32,10 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import RandomSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
+from tqdm import tqdm
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
@@ -204,7 +211,7 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     monkeypatch.setattr(RandomSampler, "__iter__", property(doubled))
     monkeypatch.setattr(nn.init, "zeros_", partial(doubled))
     closed = "math.sqrt random.seed torch.autograd.backward torch.optim.Adam.step avalanche_amnesia.seeding.rng_state"
-    for name in closed.split():
+    for name in ("warnings.showwarning", *closed.split()):
         monkeypatch.setattr(name, doubled)
     library = torch.library.Library("aten", "IMPL")
     library.impl("hardtanh", doubled, "CPU")
@@ -222,11 +229,43 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     patterns += [r"_global_forward_hooks \(hook at .*", f"{__name__}.Holder", LAMBDA, rf"reset of Mean \({LAMBDA}\)"]
     patterns += [r"the kernel hardtanh \(CPU\)", r"linear of torch.nn.functional \(linear at test_ass.*"]
     replaced = ["mul_ of Tensor", "rng_state of avalanche_amnesia.seeding", "sqrt of math", "seed of random"]
-    replaced += ["backward of torch.autograd", "zeros_ of torch.nn.init", "__iter__ of RandomSampler", "step of Adam"]
-    patterns += [rf"{name} \(doubled at .*" for name in (*replaced, "update of Mean")]
+    replaced += ["backward of torch.autograd", "zeros_ of torch.nn.init", "showwarning of warnings"]
+    replaced += ["__iter__ of RandomSampler", "step of Adam", "update of Mean"]
+    patterns += [rf"{name} \(doubled at .*" for name in replaced]
     assert_match(parts, patterns)
     monkeypatch.undo()
     assert "hook at test_assumptions.py:" in open_parts(pools(), {"collate_fn": hook})[0]
+
+
+def test_callbacks_that_may_run_beside_a_training_and_code_replaced_later_are_named(monkeypatch):
+    handler, timer, ended = logging.StreamHandler(Holder()), threading.Timer(99, hook), threading.Event()
+    handler.addFilter(loss)
+    assert open_parts(pools(), {}) == ()
+    monkeypatch.setattr(nn.functional.relu6, "__code__", hook.__code__)
+    monkeypatch.setattr(logging.getLogger(__name__), "handlers", [handler])
+    monkeypatch.setattr(sys, "meta_path", [Drawn(None)])
+    monkeypatch.setattr(warnings, "filters", [("ignore", Rows(), Warning, None, 0)])
+    monkeypatch.setattr(signal, "getsignal", {signal.SIGALRM: partial(flat)}.get)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(lambda: ended.wait(60))
+        timer.start()
+        parts = open_parts(pools(), {})
+        timer.cancel()
+        ended.set()
+    names = {"Holder", "loss", "Rows", "Drawn", "flat", "hook", "lambda", "relu6 of torch.nn.functional (relu6"}
+    assert {re.sub(f"^{__name__}.| around .*| at .*", "", part) for part in parts} == names
+
+
+def test_threads_and_handlers_of_installed_packages_leave_a_claim_exact(tmp_path, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    logging.basicConfig(stream=sys.stderr, format="%(message)s")
+    run = wandb.init(mode="offline", dir=tmp_path)
+    _loading = iter(DataLoader(TensorDataset(X), num_workers=1))
+    with tqdm(total=1):
+        record = learn(pools(train_epochs=1), DIGITS, 2).unlearn([0])
+        assert threading.active_count() > 2
+    run.finish()
+    assert (record.claim, record.rests_on) == ("exact", ())
 
 
 def test_equal_values_have_equal_texts_in_every_process():
@@ -505,6 +544,8 @@ def test_code_of_the_script_with_the_name_of_a_closed_module_is_open(monkeypatch
     forged = FunctionType(loss.__code__, {"__name__": "torch.nn"})
     forged.__module__ = "torch.nn"
     assert not is_closed(forged)
+    exec(compile("def forged():\n    pass", torch.__file__, "exec"), inside := {"__name__": "torch"})
+    assert is_closed(torch.compile) > is_closed(inside["forged"])
 
 
 @pytest.mark.parametrize(

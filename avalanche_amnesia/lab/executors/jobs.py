@@ -92,8 +92,7 @@ def run_jobs(
             if executor.workers is not None and len(running) >= executor.workers:
                 break
             del waiting[job.name]
-            causes = sorted(job.needs & failed.keys())
-            if causes:
+            if causes := sorted(job.needs & failed.keys()):
                 end_job(job, NeedFailedError(f"not begun, as {causes[0]} failed"))
             else:
                 start_job(job)

@@ -50,8 +50,7 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
     for path in map(Path, paths):
         if not path.is_dir():
             raise FileNotFoundError(f"there is no folder {path}: give folders that hold runs")
-        here = sorted(file.parent for file in path.rglob(RUN_FILE))
-        if not here:
+        if not (here := sorted(file.parent for file in path.rglob(RUN_FILE))):
             raise FileNotFoundError(
                 f"{path} holds no run: no {RUN_FILE} of a JSONLogger; offline runs of W&B are sent by `wandb sync`"
             )

@@ -174,8 +174,7 @@ class Entry:
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Return mean, minimum and maximum of the values except None; return None if there are no values."""
-    there = [value for value in values if value is not None]
-    if not there:
+    if not (there := [value for value in values if value is not None]):
         return None
     low, high = min(there), max(there)
     return Spread(min(max(sum(there) / len(there), low), high), low, high)  # limits rounding errors
@@ -203,8 +202,7 @@ def read_runs(folder: str | Path) -> list[Run]:
         ValueError: no run was evaluated after a task.
     """
     found = [read_run(file.parent) for file in sorted(Path(folder).rglob(RUN_FILE))]
-    there = [run for run in found if run.moments]
-    if not there:
+    if not (there := [run for run in found if run.moments]):
         raise ValueError(
             f"{folder} holds no {RUN_FILE} of a run evaluated after a task: give folders of amnesia run or a JSONLogger"
         )

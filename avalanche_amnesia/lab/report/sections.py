@@ -104,8 +104,7 @@ def _line_charts(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tupl
         series = []
         for role, name, get in wanted:
             values = ((position, entry.spread(get, position)) for position in range(len(entry.after)))
-            there = [(position, value) for position, value in values if value is not None]
-            if there:
+            if there := [(position, value) for position, value in values if value is not None]:
                 series.append(Series(role, name, there))
         if any(each.role == "here" for each in series):
             drawn.append((entry, series))
@@ -133,14 +132,12 @@ def _accuracy_matrix(entry: Entry) -> Matrix:
 
 
 def _accuracy_cell(entry: Entry, position: int, task: int) -> Cell | None:
-    found = entry.spread(lambda moment: moment.accuracies.get(task), position)
-    if found is None:
+    if (found := entry.spread(lambda moment: moment.accuracies.get(task), position)) is None:
         return None
     if entry.spread(number(OLD_HEAD.metric, task), position) is None:
         return Cell(found.mean)
     below = []
     for suffix, name in (("reference", "retr."), ("chance", "chance")):
-        value = entry.spread(number(f"{OLD_HEAD.metric}_{suffix}", task), position)
-        if value is not None:
+        if (value := entry.spread(number(f"{OLD_HEAD.metric}_{suffix}", task), position)) is not None:
             below.append(f"{name} {100 * value.mean:.0f}")
     return Cell(found.mean, below, framed=True)

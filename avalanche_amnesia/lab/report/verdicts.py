@@ -161,8 +161,7 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
         yield "obeys no request"
     longest = max(len(run.moments) for run in runs)
     end = next(run.last.task for run in runs if len(run.moments) == longest)
-    missing = sum(run.unrecorded for run in runs)
-    if missing:
+    if missing := sum(run.unrecorded for run in runs):
         yield f"{missing} {'record is' if missing == 1 else 'records are'} missing"
     for run in runs:
         if not run.ended or (len(run.moments) < longest and run.last.task != end):
@@ -234,11 +233,9 @@ def _compare(test: TraceTest, runs: Sequence[Run]) -> Outcome:
         return outcome("trace")
     # Allow twice the tolerance for one task or one seed, because these vary more than the mean of all.
     by_task = group_by(pairs, lambda pair: pair.task)
-    far = [task for task, of in by_task.items() if task is not None and _exceeds(test, of)]
-    if far:
+    if far := [task for task, of in by_task.items() if task is not None and _exceeds(test, of)]:
         return outcome("possible", f"on {tasks(far)}")
-    alone = [run.seed_text for run in runs if _exceeds(test, _pairs(test, run))]
-    if alone:
+    if alone := [run.seed_text for run in runs if _exceeds(test, _pairs(test, run))]:
         return outcome("possible", f"in {listed(alone)}")
     if unread:
         return outcome("weak", f"not measured on {tasks(unread)}")

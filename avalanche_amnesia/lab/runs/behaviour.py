@@ -1,14 +1,16 @@
 """Collect facts that affect a training but are no settings: hooks, replaced methods, tensors and the user's code."""
 
 import copyreg
+import dis
 import os
+import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import PurePath
 from random import Random
-from types import BuiltinFunctionType, FunctionType, GeneratorType
+from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,10 @@ _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 _LEAVES = (*assumptions.LEAVES, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
 _LEFT_OUT = assumptions.LEADING_OUT | {"training", *(name for name in vars(torch.nn.Module()) if "_hooks" in name)}
 """Attributes not followed: a module's mode, which evaluations change, and its hooks, whose keys count all hooks."""
+
+_NAMED = r"LOAD_CONST (\w+)\n(?:LOAD_CONST .*\n)?(?:PRECALL|CALL|BINARY_SUBSCR) "
+_READS = re.compile(rf" (?:environ|getenv)\n(?:\w+ get\n)?(?:{_NAMED})?")
+"""Instructions that read a variable of the environment, and its name, if that is a constant."""
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
@@ -98,7 +104,8 @@ def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
         if obj is os.getenv:
             yield ".environ", dict(sorted(os.environ.items()))
     elif isinstance(obj, (*assumptions.CALLED, *assumptions.WRAPPERS)):
-        yield from (found := [*assumptions.parts_of(obj)])
+        found = [*assumptions.parts_of(obj)]
+        yield from ((at, _variables(obj) if part is os.environ or part is os.getenv else part) for at, part in found)
         if any(part is by_name for _, part in found for by_name in (eval, exec, globals)):  # it may read any of them
             yield ".globals", {name: assumptions.as_text(v) for name, v in getattr(obj, "__globals__", {}).items()}
         yield ".code", getattr(obj, "__code__", None)
@@ -120,6 +127,16 @@ def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
         if assumptions.is_installed(type(obj)) and (isinstance(obj, Random) or not assumptions.attributes(obj)):
             with suppress(Exception):  # of objects that can't be pickled
                 yield ".state", copyreg.dispatch_table.get(type(obj), lambda it: it.__reduce_ex__(2))(obj)
+
+
+def _variables(function: Any) -> dict[str, Any]:
+    """Return the environment's variables that a function spells out, or all of them if it computes a name."""
+    codes = [function.__code__] if isinstance(function, FunctionType) else []
+    for code in codes:
+        codes += [nested for nested in code.co_consts if isinstance(nested, CodeType)]
+    steps = [f"{step.opname} {step.argval}\n" for code in codes for step in dis.get_instructions(code)]
+    names = _READS.findall("".join(steps))
+    return {name: os.environ.get(name) for name in names if all(names)} or dict(sorted(os.environ.items()))
 
 
 def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:

@@ -65,8 +65,7 @@ def measure_run(
             strategy = make_strategy(evaluator=EvaluationPlugin(*measured, loggers=[log, *loggers]))
             for experience in benchmark.train_stream:
                 strategy.train(experience)
-                left = remaining_experiences(strategy, benchmark.test_stream)
-                if left:
+                if left := remaining_experiences(strategy, benchmark.test_stream):
                     strategy.eval(left)
                 else:
                     log.log_events()  # no task remains to be evaluated

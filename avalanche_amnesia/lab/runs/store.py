@@ -349,8 +349,7 @@ class StoredRun:
         if not self.stored or not self._loaded_key:
             return
         now = facts_of(self._strategy)
-        changed = [name for name in self._facts | now if self._facts.get(name) != now.get(name)]
-        if changed:
+        if changed := [name for name in self._facts | now if self._facts.get(name) != now.get(name)]:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             self._stop_sharing(f"between two steps other code changed {', '.join(changed[:3])}{more}")
 

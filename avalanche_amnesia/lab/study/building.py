@@ -199,8 +199,7 @@ def _argument_types(kind: type) -> dict[str, Any]:
     """Return types, by name, of a class's ``__init__`` arguments, including those it passes to its base classes."""
     found: dict[str, Any] = {}
     for base in kind.__mro__:
-        init = vars(base).get("__init__")
-        if init is None:
+        if (init := vars(base).get("__init__")) is None:
             continue
         takes = inspect.signature(init).parameters.values()
         try:

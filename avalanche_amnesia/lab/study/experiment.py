@@ -136,12 +136,10 @@ def cells_of(
         for name in given:
             _check_known(f"experiment {experiment.name}", what, name, known)
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
-    cells = [settings.Cell(experiment, *names) for names in wanted]
-    if not cells:
+    if not (cells := [settings.Cell(experiment, *names) for names in wanted]):
         raise ValueError(f"experiment {experiment.name} needs a method, a scenario and a seed at least")
     hindered = [_why_not(experiment.methods[cell.method], experiment.scenarios[cell.scenario]) for cell in cells]
-    found = [cell for cell, why in zip(cells, hindered, strict=True) if why is None]
-    if not found:
+    if not (found := [cell for cell, why in zip(cells, hindered, strict=True) if why is None]):
         raise ValueError(f"{cells[0].method} under {cells[0].scenario}: {hindered[0]}; take another scenario or method")
     return found
 

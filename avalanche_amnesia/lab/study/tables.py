@@ -174,8 +174,7 @@ def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:
 def _mean_text(runs: Sequence[Run], name: str) -> str:
     """Return mean and standard deviation of a measure over seeds as text; with a seed count if some seeds lack it."""
     words = MEASURES[name].words
-    found = [value for run in runs if (value := MEASURES[name].get(run.last)) is not None]
-    if not found:
+    if not (found := [value for run in runs if (value := MEASURES[name].get(run.last)) is not None]):
         return distance_in_words(0.0) if name == "ratio" and runs and all(map(_below_detection, runs)) else MISSING
     some = f" ({len(found)} of {len(runs)})" if len(found) < len(runs) else ""
     mean, deviation = fmean(found), stdev(found) if len(found) > 1 else None

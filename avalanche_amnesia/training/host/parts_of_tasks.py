@@ -201,8 +201,7 @@ def make_retraining(
     labels = (kept[:, -1] if stored else targets_of(experience)[held]).tolist()
     left = PartRequest(forgotten, task, request, dict(zip(held, labels, strict=True)), event)
     first = plugin.claims.training_of(task)
-    not_kept = [name for name, value in first.options.items() if isinstance(value, tuple)]
-    if not_kept:
+    if not_kept := [name for name, value in first.options.items() if isinstance(value, tuple)]:
         raise RequestError(
             f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), not kept: unlearn it as a whole"
         )

@@ -172,8 +172,7 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
             f"{path} was saved with other plugins: {' and '.join(differ)}; build the strategy with the same ones"
         )
     there, ours = dict(_flatten(state["settings"])), dict(_flatten(learning_settings(strategy)))
-    different = [name for name in sorted({*there, *ours}) if there.get(name) != ours.get(name)]
-    if different:
+    if different := [name for name in sorted({*there, *ours}) if there.get(name) != ours.get(name)]:
         listed = ", ".join(f"{name}={there.get(name)!r} (here {ours.get(name)!r})" for name in different)
         raise StateError(f"{path} was saved with other settings: {listed}; build the strategy with those")
     other = states.mismatch(strategy.model, state["model"])

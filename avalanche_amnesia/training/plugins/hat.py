@@ -126,8 +126,7 @@ class HATPlugin(TaskMaskPlugin):
         if self.rule.locked is None or stream is None:
             return
         known = {single_task(other) for other in stream}
-        unknown = sorted({*self.rule.locked} - known - {*model.tasks})
-        if unknown:
+        if unknown := sorted({*self.rule.locked} - known - {*model.tasks}):
             raise ValueError(f"locked={list(self.rule.locked)}: the stream has no tasks {unknown}, but {sorted(known)}")
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:

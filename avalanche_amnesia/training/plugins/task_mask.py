@@ -247,8 +247,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     def refuse_shared_state(self, strategy: Strategy) -> None:
         """Undo the training and raise ModelError if a forward pass changed tensors that all tasks share."""
-        shared = self.model_of(strategy).shared_state()
-        if shared:
+        if shared := self.model_of(strategy).shared_state():
             abort_training(strategy)
             raise ModelError(
                 f"the backbone's forward changes {shared}, which all tasks would share: its training was undone. "

@@ -88,8 +88,7 @@ class TrajectoryPlugin(Plugin):
         self.undo_training(strategy)
         if task in self.trajectory.tasks and not getattr(strategy.model, "additive", False):
             raise RequestError(f"{repeat_error(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")
-        shared = _shared_statistics(strategy.model)
-        if shared:
+        if shared := _shared_statistics(strategy.model):
             raise ModelError(
                 f"modules {shared} keep running statistics that all tasks share, and unlearning can't take apart: use "
                 "track_running_stats=False, or a TaskNormModel or MaskedModel, where each task has its own"

@@ -180,8 +180,7 @@ def test_samples_of_dark_replay_are_purged():
     replays = DarkReplayPlugin(memory_per_task=40)
     strategy = learn(stock(epochs=1, plugins=[replays]), STREAM.train_stream)
     kept = replays.memory.samples[2]
-    record = unlearning_plugin(strategy).unlearn(strategy, [0, 1])
-    assert any("80 samples" in line for line in record.purged)
+    assert any("80 samples" in line for line in unlearning_plugin(strategy).unlearn(strategy, [0, 1]).purged)
     assert set(replays.memory.samples) == {2, 3}
     assert replays.memory.samples[2].x is kept.x
     assert kept.has_logits.all()
@@ -226,8 +225,7 @@ def test_the_loss_is_the_mean_over_samples_of_several_tasks():
     batch = memory.draw((0, 2), 25, torch.Generator().manual_seed(0))
     assert batch.keys() == {0, 2}
     assert sum(map(len, batch.values())) == 25
-    drawn = torch.cat([samples.x.flatten(1) for samples in batch.values()])
-    assert len(drawn.unique(dim=0)) == 25
+    assert len(torch.cat([samples.x.flatten(1) for samples in batch.values()]).unique(dim=0)) == 25
     each = [
         0.3 * F.mse_loss(model(x[None], task)[0], logits) + 0.7 * F.cross_entropy(model(x[None], task)[0], y)
         for task, samples in batch.items()

@@ -298,8 +298,7 @@ def test_a_repair_is_removed_with_the_tasks_of_its_samples():
     assert store.repairs == {-1: {0, 1}, -2: {1, 2}, -3: {3}}
     assert store.values_before(3, {"w": value})["w"].tolist() == [7, 0]
     for gone, tasks, repairs in (([0], 14, 0.375), ([1], 13, 0.125), ([2, 3], 3, 0.5), ([], 15, 0.875)):
-        new = store.remove(gone, {"w": value}).values.get("w", value)
-        assert new.tolist() == [tasks + repairs, repairs]
+        assert store.remove(gone, {"w": value}).values.get("w", value).tolist() == [tasks + repairs, repairs]
     store.apply(store.remove([0], {"w": value}))
     store.record_repair({"w": value}, {"w": value + 1}, [2])
     assert store.repairs == {-2: {1, 2}, -3: {3}, -4: {2}}

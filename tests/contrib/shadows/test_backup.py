@@ -96,8 +96,7 @@ def test_overlapping_entries_come_from_the_last_task(adjustment):
     overlaps = 0
     for name, value in values(strategy.model.backbone).items():
         ours, other = kept[3][0].updates[name], kept[1][0].updates[name]
-        wanted = (initial[name][ours.where].double() + ours.values.double()).float()
-        assert torch.equal(value[ours.where], wanted)
+        assert torch.equal(value[ours.where], (initial[name][ours.where].double() + ours.values.double()).float())
         overlaps += int((ours.where & other.where).sum())
     assert overlaps > 0
 

@@ -52,8 +52,7 @@ def test_few_workers_take_jobs_in_the_order_of_the_list():
     assert run_jobs(jobs, few) == run_jobs(jobs, many) == {}
     assert [name for (name,) in few.calls] == ["a", "b", "c", "d", "e"]
     assert [name for (name,) in many.calls][:3] == ["a", "b", "d"]
-    executor = AtOnce(["a"], workers=1)
-    assert run_jobs([job("a", function=failing), *jobs[1:]], executor).keys() == {"a", "c"}
+    assert run_jobs([job("a", function=failing), *jobs[1:]], AtOnce(["a"], workers=1)).keys() == {"a", "c"}
 
 
 def test_jobs_that_need_a_failed_job_do_not_run_and_the_rest_does():
@@ -217,8 +216,7 @@ def test_submitit_gives_the_same_bytes_restarts_lost_jobs_and_reports_failed_one
     assert set(failed) == {"wrong"}
     assert "invalid literal" in str(failed["wrong"])
     assert len(list((tmp_path / "marks").iterdir())) == 1
-    found = (folder_of(cell, tmp_path / "out") / "results.csv").read_bytes()
-    assert found == alone[0][cell.method + cell.scenario]
+    assert (folder_of(cell, tmp_path / "out") / "results.csv").read_bytes() == alone[0][cell.method + cell.scenario]
 
 
 def test_slurm_refuses_shares_of_gpus_and_a_machine_without_slurm(tmp_path, monkeypatch):

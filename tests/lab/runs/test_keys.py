@@ -1,6 +1,7 @@
 """Runs that train in different ways share no states, also if their settings are equal; a key changes no bit."""
 
 import functools
+import os
 import random
 import re
 import signal
@@ -218,6 +219,21 @@ def test_globals_of_the_script_and_patched_classes_are_part_of_the_key(monkeypat
             assert key_of(brief()) != plain
 
 
+SPELLED = [lambda: os.environ["SCALE"], lambda: os.environ.get("SCALE", "1"), lambda: os.getenv("SCALE")]
+COMPUTED = [lambda: os.getenv("SC".join(["", "ALE"])), lambda: os.environ[KEY] or os.environ["SCALE"]]
+KEY = "SCALE"
+
+
+@pytest.mark.parametrize("read", [*SPELLED, *COMPUTED])
+def test_only_the_variables_of_the_environment_that_are_read_are_part_of_a_key(read, monkeypatch):
+    keys = []
+    for changed in ("SCALE", "OTHER", "SCALE"):
+        monkeypatch.setenv(changed, str(len(keys)))
+        keys.append(key_of(brief(criterion=weighted(read))))
+    assert keys[2] not in keys[:2]
+    assert (keys[0] == keys[1]) == (read in SPELLED)
+
+
 class Evaluates(ShrinksByEpoch):
     evaluations = 0
 
@@ -387,8 +403,7 @@ def test_settings_of_any_type_and_files_are_part_of_the_key(tmp_path):
     many = [(str(file), 1)] * 2000
     before = keys([Named(str(file), True), Named(many, True)])
     file.write_bytes(b"22")
-    after = keys([Named(str(file), True), Named(many, True)])
-    assert not set(before) & set(after)
+    assert not set(before) & set(keys([Named(str(file), True), Named(many, True)]))
 
 
 def test_objects_of_one_class_are_told_apart_by_their_places():

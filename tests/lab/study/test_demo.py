@@ -97,8 +97,7 @@ def test_the_printed_table_has_the_numbers_of_the_logs(demo):
     assert table[""] == [run.name for run in runs]
     for measure in MEASURES.values():
         values = [measure.get(run.last) for run in runs]
-        told = ["–" if v is None else without_unit(measure.words(v)) for v in values]
-        assert table[measure.title] == told
+        assert table[measure.title] == ["–" if v is None else without_unit(measure.words(v)) for v in values]
         assert f"{measure.title}: " in printed
     assert f"Open {out / 'report.html'}" in printed
 

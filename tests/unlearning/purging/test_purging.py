@@ -170,8 +170,7 @@ def test_no_sample_of_an_unlearned_task_is_left(kind, stream):
     assert found(forms(experiences[1]), left) == 0
     # Only those of the buffer; others keep up to fifty samples of each task, as floats.
     assert 0 < found(forms(experiences[0]), left) <= (30 if kind == "replay" else 100)
-    never_trained = STREAMS[stream]().train_stream[4]
-    assert found(forms(never_trained), left) == 0
+    assert found(forms(STREAMS[stream]().train_stream[4]), left) == 0
     for experience in STREAMS[stream]().train_stream[3:4]:
         strategy.train(experience)  # the buffer is of use
     assert found(forms(experiences[1]), [pickle.dumps(strategy.plugins)]) == 0
