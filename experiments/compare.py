@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("WANDB_SILENT", "true")
 
@@ -56,7 +57,7 @@ STREAMS = {
     "rotated_mnist": streams.RotatedMNIST,
     "split_fashion_mnist": streams.SplitFashionMNIST,
 }
-OWN = {
+OWN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "hat": (HAT, MaskedModel, {}),
     "adahat": (AdaHAT, MaskedModel, {}),
     "amnesiac_hat": (AmnesiacHAT, MaskedModel, {}),

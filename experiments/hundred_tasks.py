@@ -9,6 +9,7 @@ unlearned: the deadline of fifteen tasks makes it permanent, and from then on ne
 import argparse
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -63,6 +64,7 @@ def main():
     spent["unlearn"] = [1e3 * record.seconds for record in records]
     left = [accuracy_on(model, tested) for tested in benchmark.test_stream if tested.task_label in model.tasks]
     size = sum(value.nbytes for value in model.state_dict().values()) / 2**20
+    assert isinstance(pools.slots, Mapping)  # as it was planned
     print(f"{1 + max(pools.slots.values())} slots, {len(model.tasks)} tasks remain, {model.free_share():.2f} free")
     print(f"{sum(record.claim == 'exact' for record in records)} of {len(records)} exact, {size:.1f} MB")
     print(f"accuracy when trained: first ten {mean(learned[:10]):.3f}, last ten {mean(learned[-10:]):.3f}")

@@ -4,7 +4,7 @@ By default, every method's heads are fitted again at the end of their task, so t
 the features, not of the heads. Some methods always fit their heads; all others can also keep the trained heads.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -208,6 +208,7 @@ def make(
     plugins = [*options.pop("plugins", []), *kwargs.pop("plugins", []), *heads]
     torch.manual_seed(seed)
     narrow = method.endswith("narrow")
+    assert isinstance(planned.slots, Mapping)
     network = stream.narrow(1 + max(planned.slots.values())) if narrow else stream.network()
     model = how.wrap(network, **settings.options if how.of_model else {})
     optimizer = Adam(model.parameters(), lr=settings.lr)

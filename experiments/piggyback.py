@@ -65,7 +65,7 @@ class PiggybackModel(SubnetModel):
 class FixedWeights(AdjustmentRule):
     """Adjustment rule that lets no task change any weight of the backbone."""
 
-    def protected_share(self, use: Any, name: str, sparsity: float) -> Tensor:
+    def protected_share(self, use: Any, name: str, sparsity: Any) -> Tensor:
         """Return 1 everywhere: undo all updates."""
         return torch.ones_like(use.covered[name])
 

@@ -117,7 +117,8 @@ class AuthorsReplay(DarkReplayPlugin):
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """After a task's training: store the task's samples; reduce every task to the same number of samples."""
         task = int(strategy.experience.task_label)
-        samples = Samples(*map(torch.stack, zip(*self._drawn, strict=True)), frozenset({task}))
+        x, y, logits = map(torch.stack, zip(*self._drawn, strict=True))
+        samples = Samples(x, y, logits, frozenset({task}))
         quota = MEMORY // (len(self.memory.samples) + 1)
         self.memory.samples = {
             t: held.select(torch.arange(min(quota, len(held))))

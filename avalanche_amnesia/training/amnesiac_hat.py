@@ -1,6 +1,6 @@
 """AmnesiacHAT: the hard attention strategy (HAT) that unlearns tasks on request."""
 
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from torch.optim import Optimizer
 
@@ -81,7 +81,7 @@ class AmnesiacHAT(TaskStrategy):
                 f"repair must be a plugin that repairs, or None: contrib.repair.RepairPlugin(); got {repair!r}"
             )
         recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(dtype=...)")
-        chosen = [compensation if compensation != "none" else None, repair]
+        chosen: list[Any] = [compensation if compensation != "none" else None, repair]
         super().__init__(
             model=model,
             optimizer=optimizer,
