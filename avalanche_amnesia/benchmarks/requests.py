@@ -149,7 +149,7 @@ def with_unlearning(
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
-    """Raise RequestError if a request names samples from ``n`` on, or classes not in ``classes``, for ``task``."""
+    """Raise RequestError if a request for ``task`` names positions from ``n`` on, or classes not in ``classes``."""
     if wrong := [at for at in request.samples if at >= n]:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
     if unknown := sorted(set(request.classes).difference(classes)):

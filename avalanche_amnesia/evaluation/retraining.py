@@ -30,7 +30,7 @@ class Retraining:
 
     @property
     def strategy(self) -> Any:
-        """Return the strategy in the state after training the tasks in ``trained``; load this state if necessary."""
+        """Return the strategy as it was after training the tasks in ``self.trained``; load that state if necessary."""
         if self._held != self.trained:
             self._held = None  # if the loading is interrupted, the strategy has no valid state
             place = self._state_path(self.trained)

@@ -35,7 +35,7 @@ class UnlearnedAccuracy(ComparedMetric):
             yield "_floor_order", self._active_references.reference(remaining, "order")
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return a task's accuracy in ``model`` with the task's stored mask and head; None if no head is stored."""
+        """Return ``model``'s accuracy on ``task`` with the mask and head kept of the task; None if none was kept."""
         x, y = task_data(self.test_experiences[task])
         logits = self.probed_logits(model, x, task)
         return None if logits is None else accuracy(logits, y)

@@ -108,7 +108,7 @@ class Gate:
         self._fixed_at = None
 
     def gradient(self) -> Tensor:
-        """Return the gradient of the loss with respect to the mask ``a``, ``(n_units,)``; 0 for layers without one."""
+        """Return the loss's gradient with respect to the mask ``a``, ``(n_units,)``; 0 for units without one."""
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:

@@ -376,7 +376,7 @@ def n_classes(experience: Any) -> int:
 
 
 class OneTask:
-    """Maker of label tensors for one task; :func:`single_task` reads the label in them without synchronising a GPU."""
+    """Maker of tensors filled with one task label, which :func:`single_task` knows without waiting for a GPU."""
 
     def __init__(self, task: int, device: torch.device) -> None:
         self.task, self._label = task, torch.full((1,), task, device=device)

@@ -108,7 +108,7 @@ class TaskTensors(TaskStore):
         self.held[str(task)] = tensor
 
     def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
-        """Replace the contents by zeros for the tasks and shapes in ``state``, so that ``state`` can be loaded."""
+        """Replace all tensors by zeros for the tasks and with the shapes in ``state``, into which it can be loaded."""
         saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         self.held = {task: torch.zeros_like(value, device=device) for task, value in saved.items()}
 

@@ -97,7 +97,7 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
-        """Restore the entries that the task does not own (False in ``keep``) to their bits before the task."""
+        """Restore, bit for bit, the values before the task of entries that it does not own (False in ``keep``)."""
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))

@@ -185,7 +185,7 @@ class ChangedEntries:
 
 @dataclass(frozen=True)
 class Removal:
-    """Computed removal of tasks: new values and undo logs, not yet applied to the model and the trajectory.
+    """Computed removal of tasks, not yet applied: new values of the weights and of the recorded updates.
 
     Attributes:
         tasks: the removed tasks.

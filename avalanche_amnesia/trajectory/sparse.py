@@ -116,7 +116,7 @@ class SparseValues(_ChosenEntries):
 
 @dataclass(frozen=True)
 class SparseUpdates(_ChosenEntries):
-    """Entries of a tensor that a task changed, with the task's updates of them, stored in a lower precision."""
+    """Entries of a tensor that a task changed, and their updates (differences) in a lower precision."""
 
     chosen: Tensor
     codes: Tensor

@@ -179,7 +179,7 @@ _SEARCHED: dict[Any, tuple[Any, list[Any]]] = {}
 
 
 def _searched(place: Any, objects: Iterable[Any], search: Callable[[], Iterable[Any]]) -> list[Any]:
-    """Return the result of ``search`` in a place, which runs again only if ``objects`` there are others than before."""
+    """Return ``search()`` for ``place``, cached until ``objects`` are others than at the last call."""
     now = np.fromiter(objects, dtype=object)
     before, found = _SEARCHED.get(place, (now[:0], []))
     if now.tobytes() != before.tobytes():  # addresses: == of the objects may be a user's code
@@ -320,7 +320,7 @@ def replaced_methods(obj: Any) -> dict[str, Any]:
 
 
 def _open_in_plugins(strategy: Strategy) -> Iterator[str]:
-    """Yield the names of Avalanche's plugins, and of user functions in the settings of this package's plugins."""
+    """Yield names of plugins of Avalanche, and of users' functions that this package's plugins were given."""
     for plugin in strategy.plugins:
         package, name = type(plugin).__module__.partition(".")[0], type(plugin).__name__
         if package == "avalanche" and not isinstance(plugin, OF_THE_HOST):

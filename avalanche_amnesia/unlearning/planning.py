@@ -62,7 +62,7 @@ def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = Fals
 
 
 def _merge_revisions(several: Iterable[Revisions]) -> Revisions:
-    """Merge several compensations' new values of recorded updates; ValueError if two replace the same update."""
+    """Merge the new values of recorded updates by several compensations; ValueError if two replace the same one."""
     result: dict[int, dict[str, Revision]] = {}
     for revisions in several:
         for task, of_task in revisions.items():

@@ -16,7 +16,7 @@ from avalanche_amnesia.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Scenario:
-    """Schedule of requests to unlearn, with tasks never to be unlearned, a deadline and the training order.
+    """Schedule of requests to unlearn, with tasks never to be unlearned, a deadline for requests, training order.
 
     Attributes:
         requests: requests in the form of :func:`with_unlearning`.

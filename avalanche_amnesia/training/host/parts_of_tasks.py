@@ -53,7 +53,7 @@ class ForgottenPositions:
         return [blake3(f"{self.salt}/{task}/{position}".encode()).hexdigest() for position in positions]
 
     def positions(self, task: int, n: int) -> list[int]:
-        """Return the positions of a task's unlearned samples, found by hashing all ``n`` positions in its data."""
+        """Return the positions, among ``n``, of a task's unlearned samples: those whose hash is stored."""
         there = self.hashes.get(task, frozenset())
         return [at for at, digest in enumerate(self.hashes_of(task, range(n))) if digest in there] if there else []
 

@@ -227,7 +227,7 @@ class UnlearningPlugin(Plugin):
         abort_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Undo an aborted training: restore the snapshot from before its final steps, if any, and drop its state."""
+        """Undo an aborted training: restore the snapshot from before the end of the task, if any; forget the task."""
         restore_snapshot(strategy)
         self.current = None
         self.claims.restore_log(self._before, strategy.model, first=self.ledger.n_trained == 0)
