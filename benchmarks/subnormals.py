@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.optimizers import BareStep
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 
 
 def count_subnormals(values: Iterable[Any]) -> int:
@@ -86,6 +87,7 @@ class SubnormalWatch(SupervisedPlugin):
 
 
 def optimizers_of(strategy: Any) -> list[Optimizer]:
-    """Return the strategy's optimizer, and all optimizers of its plugins."""
-    own = [value.optimizer for p in strategy.plugins for value in vars(p).values() if isinstance(value, BareStep)]
+    """Return the strategy's optimizer, and all optimizers of the task that its plugins train."""
+    tasks = [plugin.in_training for plugin in strategy.plugins if isinstance(plugin, TaskMaskPlugin)]
+    own = [value.optimizer for task in tasks for value in vars(task).values() if isinstance(value, BareStep)]
     return [strategy.optimizer, *own]
