@@ -105,7 +105,9 @@ def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
             yield ".environ", dict(sorted(os.environ.items()))
     elif isinstance(obj, (*assumptions.CALLED, *assumptions.WRAPPERS)):
         found = [*assumptions.parts_of(obj)]
-        yield from ((at, _variables(obj) if part is os.environ or part is os.getenv else part) for at, part in found)
+        for at, part in found:  # under another name, its reads are not recognised: then all variables count
+            is_named = at.endswith((".environ", ".getenv")) and (part is os.environ or part is os.getenv)
+            yield at, _variables(obj) if is_named else part
         if any(part is by_name for _, part in found for by_name in (eval, exec, globals)):  # it may read any of them
             yield ".globals", {name: assumptions.as_text(v) for name, v in getattr(obj, "__globals__", {}).items()}
         yield ".code", getattr(obj, "__code__", None)

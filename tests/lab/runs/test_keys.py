@@ -220,8 +220,8 @@ def test_globals_of_the_script_and_patched_classes_are_part_of_the_key(monkeypat
 
 
 SPELLED = [lambda: os.environ["SCALE"], lambda: os.environ.get("SCALE", "1"), lambda: os.getenv("SCALE")]
-COMPUTED = [lambda: os.getenv("SC".join(["", "ALE"])), lambda: os.environ[KEY] or os.environ["SCALE"]]
-KEY = "SCALE"
+COMPUTED = [lambda: os.getenv("A") or os.environ[KEY], lambda: os.getenv("A") or ALIAS["SCALE"]]
+KEY, ALIAS = "SCALE", os.environ
 
 
 @pytest.mark.parametrize("read", [*SPELLED, *COMPUTED])
