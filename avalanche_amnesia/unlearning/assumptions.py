@@ -234,10 +234,9 @@ def _of_users(objects: Iterable[Any]) -> list[Any]:
 def _replaced_kernels(names: Iterable[str]) -> list[str]:
     """Return the torch operators in ``names`` whose kernels user code has replaced; torch lists them only privately."""
     dump, found = getattr(torch._C, "_dispatch_dump", lambda operator: ""), []
-    of_torch = (
-        name for name in sorted(names) if name.startswith("aten/") and not name.endswith("/Meta")
-    )  # only shapes
-    for _, operator, key in (name.split("/") for name in of_torch):
+    for _, operator, key in (name.split("/") for name in sorted(names) if name.startswith("aten/")):
+        if key == "Meta":  # computes shapes only
+            continue
         places = re.findall(rf"^{key}: registered at (.*?):\d+ ", dump(f"aten::{operator}"), re.MULTILINE)
         if any(not place.startswith(_INSTALLED) or place == torch.library.__file__ for place in places):
             found.append(f"{operator} ({key})")
