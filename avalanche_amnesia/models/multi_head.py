@@ -95,7 +95,8 @@ class MultiHeadModel(MultiTaskModule):
         if width is None and tried is not None:
             width = tried.shape[1]
         if width is None or width < 1:
-            raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns: n_features=64")
+            given = "" if n_features is None else f", not {n_features!r}"
+            raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns: 64{given}")
         self.backbone = backbone
         self.n_features: int = width
         self._head_dtype = None if tried is None or not mixed else tried.dtype

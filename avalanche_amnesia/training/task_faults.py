@@ -43,9 +43,11 @@ def _non_finite_message(where: Tensor, n: int) -> str:
 
 
 def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | None:
-    """Return a message about labels outside of the head's classes, or a wrong number of class weights; else None."""
-    if not isinstance(criterion, nn.CrossEntropyLoss) or labels.dim() != 1 or labels.is_floating_point():
+    """Return a message about labels that are no class numbers of the head, or about class weights; else None."""
+    if not isinstance(criterion, nn.CrossEntropyLoss) or labels.dim() != 1:
         return None
+    if labels.dtype not in (torch.int64, torch.uint8):
+        return f"its labels are {labels.dtype}, and must be whole numbers, torch.int64: y.long()"
     taken = labels[labels != criterion.ignore_index]
     if not len(taken):
         return f"all {len(labels)} labels are {criterion.ignore_index}, which the loss ignores"

@@ -11,7 +11,7 @@ from avalanche.training import Cumulative, JointTraining
 from avalanche.training.plugins import EarlyStoppingPlugin
 from support import tiny
 from support.small_networks import L, layers, parts
-from support.strategies import DIGITS, amnesiac, learn, make, mlp, quiet, stock, trained
+from support.strategies import DIGITS, Hears, amnesiac, learn, make, mlp, quiet, stock, trained
 from support.strategy_state import bits, frozen, unchanged, unlearning_plugin
 from torch import nn
 from torch.optim import SGD
@@ -62,6 +62,7 @@ def items(item):
 NORMED = layers(L(8, 8), lambda: nn.BatchNorm1d(8), nn.ReLU, L(8, 6))
 normed, pools = partial(tiny.strategy, net=NORMED, train_mb_size=20), partial(tiny.strategy, "pools")
 weighing = partial(tiny.strategy, criterion=nn.CrossEntropyLoss(torch.ones(3)))
+floating = Hears(before_forward=lambda s: s.mbatch.insert(1, s.mb_y.float()))
 # name → (strategy, benchmark, words of the error)
 REFUSED = {
     "one lonely": (normed, one_more(63), "one sample is alone .*BatchNorm1d '1'.*train_mb_size.*drop_last=True"),
@@ -72,11 +73,8 @@ REFUSED = {
     "channels last": (pictures, shaped(8, 8, 1), r"channels come first, x.permute\(0, 3, 1"),
     "flat pictures": (pictures, shaped(64), r"x.reshape\(-1, \*\(1, 8, 8\)\)"),
     "other shape": (pictures, shaped(1, 10, 10), r"task 0: the model can't run on its .*\(1, 10, 10\), torch.float32"),
-    "double": (
-        pools,
-        items(lambda g, y: (rand(g).double(), y)),
-        r"torch.float64.*x.to\(torch.float32\); .*backbone.to",
-    ),
+    "double": (pools, items(lambda g, y: (rand(g).double(), y)), r"torch.float64.*x.to\(torch.float32\); .*backbone"),
+    "labels as floats": (partial(tiny.strategy, plugins=[floating]), tiny.tasks, r"are torch.float32.* y.long\(\)"),
     "bytes": (pools, items(lambda g, y: ((rand(g) * 9).byte(), y)), r"torch.uint8.*return x.to\(torch.float32\) / 255"),
     "no label": (pools, items(lambda g, y: {"x": rand(g), "class": y}), r"got a mapping of \['x', 'class'\]"),
 }

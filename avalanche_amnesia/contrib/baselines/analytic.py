@@ -31,7 +31,7 @@ def _lower(width: int, device: torch.device) -> Tensor:
 
 
 class TaskSums(NoHead):
-    """Exact integer sums over one task's samples (features and labels), which give the task's ridge regression head.
+    """Head without weights: integer sums over a task's samples, from which its ridge regression is computed.
 
     Attributes: int64 if not stated; ``φ`` is a sample's vector of D whole numbers, see :class:`AnalyticModel`.
         gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``, int32 if all its entries fit.
@@ -67,13 +67,13 @@ class TaskSums(NoHead):
         return made
 
     def forward(self, features: Tensor) -> Tensor:
-        """Store the mini-batch's features for the sums, unless some are stored already; return zeros, not logits."""
-        self.seen = features if self.seen is None else self.seen
+        """Keep a training mini-batch's features, so that they can be added to the sums; return zeros as logits."""
+        self.seen = features if self.seen is None else self.seen  # a plugin may call forward again
         return super().forward(features)
 
     @torch.inference_mode(False)
     def change(self, rows: Tensor, places: Tensor | None = None) -> None:
-        """Add samples to the sums, or subtract them if ``places`` are given; ``rows``: their features and labels."""
+        """Add samples, or subtract them if their positions ``places`` are given; ``rows``: features and labels."""
         if places is None:
             self.hashes = torch.cat([self.hashes, self.hashes_of(rows)])
             self.kept = torch.cat([self.kept, rows[:, : self.kept.shape[1]]])
@@ -108,7 +108,7 @@ _TOTAL: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[tuple[int, int], Tensor]
 
 
 class AnalyticModel(MultiHeadModel):
-    """Model of a frozen network and a ridge regression head, computed from sums of whole numbers over the samples.
+    """Model of a frozen network and a ridge regression, from which any sample can be subtracted exactly.
 
     ``z`` is the layer norm of a sample's features. ``u`` is ``ReLU(z R)`` with a random projection ``R``, or else
     ``z``. ``φ`` is ``round(u / step)``, then the constant ``1 / step``: D whole numbers. A task's state is ``Σ φφᵀ``
@@ -176,7 +176,7 @@ class AnalyticModel(MultiHeadModel):
         self.backbone.requires_grad_(False).eval()
 
     def features(self, x: Any, task: int | Tensor = 0) -> Tensor:
-        """Return a batch's features as whole numbers, float64 ``(N, D)``; the last column is constant, ``1 / step``.
+        """Return a batch's features as whole numbers in float64, ``(N, D)``; the last column is always ``1 / step``.
 
         Raises:
             TaskError: for features that are not finite.
@@ -207,7 +207,7 @@ class AnalyticModel(MultiHeadModel):
         return torch.cat(made)[: len(x)]
 
     def fault_of_network(self, x: Any) -> str | None:
-        """Return as text why a sample's features are not repeatable (buffers, other samples, chance), or None."""
+        """Return an error message if chance or other samples of a mini-batch change a sample's features, else None."""
         buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.settings[2])
         rows = torch.arange(batch, device=x.device)
         first = x[rows.clamp(max=len(x) - 1)]
@@ -226,11 +226,12 @@ class AnalyticModel(MultiHeadModel):
         )
 
     def adaptation(self, experience: Any) -> None:
-        """Add empty sums for new tasks; in training, continue on copies of tasks' sums; TaskError if classes differ."""
-        if (largest := n_classes(experience) - 1) >= 2**15:  # it would need as many rows
-            raise TaskError(f"labels of a task must be 0 to {2**15 - 1}, got {largest}: number its classes from 0")
-        super().adaptation(experience)
+        """Prepare sums for the experience's task; TaskError if its labels are other classes than in an earlier part."""
         named = attribute_of(experience, "original_classes", ())
+        label, largest = n_classes(experience) - 1, max(named, default=0)
+        if label >= 2**15 or largest >= 2**20:  # a head would need as many rows
+            raise TaskError(f"labels must be below 2^15, original_classes below 2^20, not {label}, {largest}: renumber")
+        super().adaptation(experience)
         for task in map(int, experience.task_labels if self.training else ()):
             sums = self.heads[task].twin()
             before = sums.originals.tolist()
@@ -246,7 +247,7 @@ class AnalyticModel(MultiHeadModel):
         return TaskSums(self.width, n_classes, keep=bool(self.settings[3]), device=self._device)
 
     def head_for(self, saved: Mapping[str, Tensor]) -> TaskSums:
-        """Return a task's sums, all zero, with the shapes of the tensors ``saved``, so that these can be loaded."""
+        """Return empty sums in the shapes of ``saved``, the tensors of a task's saved sums, to load these into."""
         made = self.new_head(len(saved["originals"]))
         for name, like in made.named_buffers():  # one row for each class, or for each sample
             dtype = saved[name].dtype if name == "gram" else like.dtype
@@ -275,7 +276,7 @@ class AnalyticModel(MultiHeadModel):
         self._update_caches()
 
     def close_classes(self, task: int, classes: Sequence[int]) -> None:
-        """Do nothing when classes lose all samples, because a class without samples has no sums."""
+        """Do nothing: the sums of a class vanish with its last sample, and then it is not predicted any more."""
 
     def remove_task(self, task: int) -> None:
         """Remove the sums of ``task`` and all heads computed with them, and subtract them from the cached total."""
@@ -289,7 +290,7 @@ class AnalyticModel(MultiHeadModel):
             self._total([self.heads[other] for other in self.tasks])
 
     def head(self, task: int) -> nn.Module:
-        """Return a task's head: the regression on its sums or, while the task is in training, the sums themselves."""
+        """Return a task's ridge regression as a linear layer; during the task's training its sums, a head of zeros."""
         found = super().head(task)
         in_training = self.training and task in self.heads.unfinished
         return found if in_training or not isinstance(found, TaskSums) else self._cached_head(found, [found])
@@ -309,7 +310,7 @@ class AnalyticModel(MultiHeadModel):
         return self._cached_head(self, [self.heads[task] for task in self.tasks])(self.features(x))
 
     def _cached_head(self, key: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
-        """Return the head of ``key`` (a task's sums, or the model for all tasks); compute it only if sums changed."""
+        """Return the regression on the sums ``parts`` as a linear layer, cached under ``key`` until a sum changes."""
         buffers = [buffer for part in parts for buffer in part._buffers.values() if buffer is not None]
         versions = self.ridge, [(id(buffer), buffer._version) for buffer in buffers]
         if key not in _SOLVED or _SOLVED[key][0] != versions:
@@ -329,7 +330,7 @@ class AnalyticModel(MultiHeadModel):
         return total
 
     def _regression(self, parts: Sequence[TaskSums], joint: bool) -> nn.Linear:
-        """Solve the ridge regression on the sums ``parts``; return its head, for all classes (``joint``) or a task."""
+        """Compute the ridge regression on tasks' sums as a linear layer: for all their classes, or for one task."""
         named = torch.cat([part.originals[part.classes] if joint else part.classes for part in parts])
         classes, of = named.unique(return_inverse=True)
         sums = torch.cat([part.sums for part in parts])
@@ -350,7 +351,7 @@ class AnalyticModel(MultiHeadModel):
 
 
 def _best_ridge(gram: Tensor, sums: Tensor, n: int, unit: float, ridges: Sequence[float] = _RIDGES) -> float:
-    """Return the ridge with the least generalised cross-validation error ``n |y - ŷ|² / (n - tr H)²``; ``|y|² = n``."""
+    """Return the ridge with the least generalised cross-validation error, ``n |y - ŷ|² / (n - tr H)²``."""
     values, vectors = torch.linalg.eigh(gram)
     values, power = values.clamp(min=0), (sums @ vectors).square().sum(0)
     shrinks = 1 / (values + unit * values.new_tensor(ridges)[:, None])

@@ -435,8 +435,10 @@ def test_labels_that_a_plugin_changes_are_refused():
     strategy = ranpac(plugins=[later])  # a label that cross-entropy ignores
     with pytest.raises(TaskError, match="labels must be 0 to 1, one per sample, got -100 to -100"):
         strategy.train(STREAM.train_stream[0])
-    with pytest.raises(TaskError, match="labels of a task must be 0 to 32767, got 2147483648"):
-        strategy.model.adaptation(SimpleNamespace(task_labels=[0], classes_in_this_experience=[2**31]))
+    for label, named, message in (2**31, [], "below .*15, .* not 2147483648, 0"), (1, [0, 2**20], "not 1, 1048576"):
+        of = SimpleNamespace(task_labels=[0], classes_in_this_experience=[label], original_classes=named)
+        with pytest.raises(TaskError, match=message):
+            strategy.model.adaptation(of)
 
 
 def test_sums_of_the_largest_numbers_are_exact(monkeypatch):
