@@ -104,7 +104,7 @@ class SubnetModel(TaskMaskedModel):
         return marks
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
-        """Convert the mask's gradient ``of_mask`` to the straight-through gradient ``of_mask ⊙ sign(scores)``.
+        """Convert the mask's gradient to the scores' straight-through gradient, ``of_mask ⊙ sign(scores)``.
 
         The sign of 0 is -1 here; with sign 0, such a score would never change.
 
@@ -196,7 +196,7 @@ class SubnetModel(TaskMaskedModel):
         return self._run(x, self._masked_weights(mask), parts, learns=False)
 
     def shared_state(self) -> list[str]:
-        """Return the names of tensors that forward passes changed although all tasks share them (e.g. in a list)."""
+        """Return the names of tensors that forward passes changed although tasks can't have their own copies."""
         return self._copies.changed_tensors()
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:

@@ -83,7 +83,7 @@ class TaskModules(TaskStore):
 
     @property
     def unfinished(self) -> tuple[int, ...]:
-        """Return the labels of the tasks still in training: ``parameters()`` includes their modules."""
+        """Return the labels of the tasks that are not finished: ``parameters()`` includes their modules."""
         return tuple(map(int, self._in_sight))
 
     def finish(self, task: int) -> None:

@@ -121,7 +121,7 @@ class UnitGraph:
         return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
     def used_entries(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return, by parameter name, bool tensors: True at entries used under ``mask`` (:meth:`parameter_use` > 0).
+        """Return a mapping of parameter name to bool tensor: True at entries that the network uses under ``mask``.
 
         Args:
             mask: layer name → ``(units,)``, bool.

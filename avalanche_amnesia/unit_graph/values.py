@@ -110,14 +110,14 @@ class UnitSets:
     # Use of sets under masks ----------------------------------------------------------------------------------
 
     def table(self, set_ids: Sequence[int]) -> Tensor:
-        """Return a column of unit indices per set, padded by repeats; ``n_units`` means always on, the next index off."""
+        """Return a column of unit indices per set, padded by repeats; ``n_units`` means always on, the next one off."""
         ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
         rows = [ends.get(set_id) or sorted(self._sets[set_id]) for set_id in set_ids]
         width = max(map(len, rows))
         return torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Return all sets in groups of similar size: pairs of ids ``(sets,)`` and :meth:`table` ``(units, sets)``."""
+        """Return ids ``(sets,)`` and a :meth:`table` ``(units, sets)`` for each group of sets of similar size."""
         if self._tables is None or self._tables[0][0].device != device:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):

@@ -118,7 +118,7 @@ def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
 
 @derives(A.cat, A.concat, A.concatenate, A.stack)
 def concatenate_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Trace a concatenation of parameters: an entry depends on its source and (overestimated) on a few others."""
+    """Trace a concatenation of parameters: an entry depends on its source, and is assumed to depend on some others."""
     result = walk.result(node)
     along = dim % len(result.shape)
     if str(node.target).startswith("aten.stack") or any(len(part.shape) != len(result.shape) for part in tensors):
