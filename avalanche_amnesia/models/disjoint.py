@@ -57,7 +57,7 @@ class Allocation:
         return cls(found[0], found[1], found[2], tuple(found[3:]))
 
     def overlaps(self, other: Self) -> bool:
-        """Return True if this task and the task of ``other`` may own the same entry of a tensor."""
+        """Return True if a task with this allocation and a task with ``other`` can own the same weight."""
         return (self.seed, self.slots) != (other.seed, other.slots) or self.slot == other.slot
 
     def can_partition(self, shape: torch.Size) -> bool:
@@ -69,7 +69,7 @@ class Allocation:
         return len(shape) > 1 and shape[0] > 1 and prod(shape[1:]) >= self.slots
 
     def own_entries(self, name: str, shape: torch.Size) -> Tensor:
-        """Return a bool mask of parameter ``name``: True at the task's own entries, 1 / ``slots`` of each row."""
+        """Return a bool tensor of ``shape``: True at the entries of parameter ``name`` that the task owns."""
         codes, rows, turns = _partition(self.seed, name, shape[0], prod(shape[1:]), self.slots)
         wanted = ((self.slot - turns) % self.slots).to(codes.dtype)
         return codes.index_select(0, rows).eq_(wanted[:, None]).view(torch.bool).reshape(shape)
@@ -77,7 +77,7 @@ class Allocation:
 
 @lru_cache(maxsize=1024)  # small: a few rows per matrix
 def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a random partition of a tensor into slots: a few permutations, of which each row takes one, shifted."""
+    """Draw a random partition: slots ``(permutations, n_in)``, and which permutation and shift each row uses."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     random = np.random.RandomState(derive_seed(seed, "shares", name) % 2**32)
     ranks = np.stack([random.permutation(n_in) for _ in range(min(_PERMUTATIONS, n_rows))])
@@ -87,7 +87,7 @@ def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tupl
 
 
 class TaskWeights(nn.Module):
-    """Parameters and buffers of one task: in training a whole network, afterwards only the task's own ``entries``.
+    """Weights and buffers of one task: a whole network during its training, later only the entries that it owns.
 
     The names of ``entries`` have "/" instead of ".". ``dealt``: encoded :class:`Allocation`, None before the partition.
     """
@@ -101,7 +101,7 @@ class TaskWeights(nn.Module):
 
     @property
     def share(self) -> Allocation:
-        """Return the weights that the task may use, decoded from the buffer ``dealt``."""
+        """Return the task's allocation: which weights it owns, and which weights of other tasks it may read."""
         return Allocation.decode(self.dealt)
 
     @property
@@ -116,8 +116,8 @@ class DisjointModel(MultiHeadModel):
 
     A task uses only its own part of every layer's weights, and the parts of permanent tasks; all other weights are +0
     for it. Each task has its own biases, norms, buffers and head, and its own copy of the smallest layers
-    (:meth:`dealt`). So no task's training or features depend on an unlearnable task. Nothing is traced, so ``forward``
-    may be any code.
+    (:meth:`partitioned`). So no task's training or features depend on an unlearnable task. Nothing is traced, so
+    ``forward`` may be any code.
 
     The backbone itself never changes. Every part starts from its values, scaled for the missing weights, and unknown
     tasks run through it. All tasks share parameters without gradients (e.g. of a pretrained network).
@@ -152,12 +152,12 @@ class DisjointModel(MultiHeadModel):
         share = self.share(task)
         return () if share is None else share.reads
 
-    def dealt(self, share: Allocation) -> dict[str, nn.Parameter]:
-        """Return the parameters that are divided among tasks; each task has a copy of all other trainable ones.
+    def partitioned(self, share: Allocation) -> dict[str, nn.Parameter]:
+        """Return a dict of name to parameter, for the parameters that are divided into ``share.slots`` parts.
 
-        Copied are parameters that :meth:`Allocation.can_partition` excludes, and the smallest matrices and kernels, as
-        long as all slots' copies together are at most a twentieth of the network. A first convolution, for example,
-        has too few inputs to be partitioned.
+        Each task copies the other trainable ones: those that :meth:`Allocation.can_partition` excludes, and the
+        smallest matrices and kernels, as long as all slots' copies together are at most a twentieth of the network. A
+        first convolution, for example, has too few inputs to be partitioned.
         """
         named = self.backbone.named_parameters()
         learning = {name: parameter for name, parameter in named if name in self._learning}
@@ -171,13 +171,13 @@ class DisjointModel(MultiHeadModel):
         return dealt
 
     def describe(self, slots: int) -> str:
-        """Return a table of the backbone's parameters: how tasks divide, copy or share each, and the entries per task.
+        """Return a table of parameters: whether each is divided into ``slots`` parts, copied per task, or shared.
 
         Args:
             slots: number of slots, see :class:`~avalanche_amnesia.isolation.Pools`, at least 1.
         """
         share = Allocation(0, checks.whole_number("slots", slots), 0)
-        dealt, rows, total = self.dealt(share), [], 0
+        dealt, rows, total = self.partitioned(share), [], 0
         for name, parameter in self.backbone.named_parameters():
             n, rule = parameter.numel(), "each task's own"
             if name not in self._learning:
@@ -190,13 +190,13 @@ class DisjointModel(MultiHeadModel):
         return f"{table}\n{total:,} numbers per task, plus its head\n"
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the parameter whose values ``name``, a task's parameter, starts from; else ``name``."""
+        """Return the name of the parameter that initialises a task's parameter ``name``, or ``name`` if none does."""
         return re.sub(rf"^heads\.\d+\.own\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
         """Return the fraction of the partitioned weights that no task owns, in [0, 1]."""
         shares = {task: share for task in self.tasks if (share := self.share(task)) is not None}
-        parameters = self.dealt(next(iter(shares.values()))) if shares else {}
+        parameters = self.partitioned(next(iter(shares.values()))) if shares else {}
         total = sum(parameter.numel() for parameter in parameters.values())
         owned = sum(
             int(share.own_entries(name, p.shape).sum()) for share in shares.values() for name, p in parameters.items()
@@ -239,7 +239,7 @@ class DisjointModel(MultiHeadModel):
         held.dealt = share.encode()
         held.backbone = hash_tensors(self.backbone, self.backbone.named_parameters())
         parameters, owned = dict(held.entries.named_parameters()), {}
-        for name, initial in self.dealt(share).items():
+        for name, initial in self.partitioned(share).items():
             mine = owned[name] = share.own_entries(name, initial.shape).to(initial.device)
             theirs = [self._positions_and_values(other, name, initial.shape) for other in share.reads]
             n_read = int(mine.sum()) + sum(len(values) for _, values in theirs)
@@ -285,8 +285,8 @@ class DisjointModel(MultiHeadModel):
         self.heads.finish(task)
 
     def _own_entries(self, network: nn.Module, share: Allocation, sites: Iterable[StateSite]) -> TaskWeights:
-        """Return copies of a task's own entries in ``network``, and of its non-parameter tensors at ``sites``."""
-        kept, dealt = nn.Module(), self.dealt(share)
+        """Copy from ``network`` the parameter entries that a task owns, and the non-parameter tensors at ``sites``."""
+        kept, dealt = nn.Module(), self.partitioned(share)
         for name, parameter in network.named_parameters():
             if name in self._learning:
                 own = parameter.detach()
@@ -319,7 +319,7 @@ class DisjointModel(MultiHeadModel):
     def write_network(self, network: nn.Module, task: int) -> None:
         """Write the parameters and buffers of a finished task into ``network``, a copy of the backbone."""
         held: TaskWeights = self.task_parts(task)
-        dealt, own = self.dealt(held.share), held.tensors
+        dealt, own = self.partitioned(held.share), held.tensors
         for name, parameter in network.named_parameters():
             if name in dealt:
                 parameter.zero_()

@@ -49,7 +49,7 @@ class ComputedUnits:
             self.entries = self._entries_of(~units)
 
     def update_selection(self, exponent: Tensor) -> None:
-        """Choose the units to compute by ``exponent`` (the gate's ``scale · embedding``, ``(n_units,)``), on a CPU."""
+        """Choose the units to compute, given ``exponent = scale · embedding``, ``(n_units,)``; no effect on a GPU."""
         if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
@@ -60,8 +60,8 @@ class ComputedUnits:
 class Gate:
     """Soft mask ``a = σ(s · e)`` over all units, with scale ``s`` and embedding ``e``; one leaf tensor per layer.
 
-    Gradients accumulate in the leaves over all forward passes until the next :meth:`open`. The gradient's last step, to
-    the embedding, is short, so it is computed by hand, once per training step.
+    Gradients accumulate in the leaves over all forward passes until the next :meth:`update`. The gradient's last step,
+    to the embedding, is short, so it is computed by hand, once per training step.
 
     In the leaves, gates up to :data:`SHUT` are exactly 0. Learned embeddings close units to 1e-20 and less for most of
     an epoch. Products with such gates would be denormal floats, which make common processors several times slower.
@@ -82,11 +82,11 @@ class Gate:
         self.leaves = LayerMasks({name: part.requires_grad_() for name, part in by_layer(self._read).items()})
         self._entries_of = entries_of
         self.reread()
-        self.open(1.0)
+        self.update(1.0)
 
     @torch.no_grad()
-    def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Compute and return the mask ``a = σ(scale · embedding)``; ``learns``: its leaf tensors collect gradients."""
+    def update(self, scale: float, *, learns: bool = True) -> Tensor:
+        """Update and return the mask ``a = σ(scale · embedding)``; ``learns``: whether the mask collects gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)
@@ -103,12 +103,12 @@ class Gate:
         return self.value
 
     def reread(self) -> None:
-        """Discard values computed from the embedding, so that the next :meth:`open` uses the newly loaded embedding."""
+        """Discard values computed from the embedding, so that :meth:`update` uses the newly loaded embedding."""
         self._computed = ComputedUnits(self._entries_of)
         self._fixed_at = None
 
     def gradient(self) -> Tensor:
-        """Return the loss's gradient with respect to the mask ``a``, ``(n_units,)``; 0 for units without one."""
+        """Return the loss's gradient with respect to the mask ``a``, ``(n_units,)``; 0 for units without a gradient."""
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:

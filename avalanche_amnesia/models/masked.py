@@ -172,10 +172,10 @@ class MaskedModel(TaskMaskedModel):
         return self.backbone.fresh_parts()
 
     @torch.no_grad()
-    def settle_parts(self, parts: OwnModules, task: int) -> None:
-        """Set a task's modules ``parts`` to evaluation mode, and reset their norms at units outside the task's mask."""
+    def finish_parts(self, parts: OwnModules, task: int) -> None:
+        """Set a task's modules to evaluation mode; reset norm entries of units outside its mask to initial values."""
         use = self.graph.sets.use(self.binary_mask(task).float())
-        parts.settle(self.fresh_parts(), self.backbone.owned, use)
+        parts.finish(self.fresh_parts(), self.backbone.owned, use)
 
     def _open(self, learned: nn.Parameter) -> Gate:
         return Gate(learned, self.by_layer, self.graph.open_entries)
@@ -184,7 +184,7 @@ class MaskedModel(TaskMaskedModel):
         """Finish the task in training: store its binary mask ``a > 0.5`` and its embedding, and freeze its modules."""
         task = self._store_mask(self.gate.open_units(), self.gate.embedding.detach())
         if task in self.heads:
-            self.settle_parts(self.task_parts(task), task)
+            self.finish_parts(self.task_parts(task), task)
 
     @property
     def gate(self) -> Gate:

@@ -104,7 +104,7 @@ class MultiHeadModel(MultiTaskModule):
         self._evaluated_untrained: dict[int, int] = {}
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the parameter whose values ``name``, a task's parameter, starts from; else ``name``."""
+        """Return the name of the parameter that initialises a task's parameter ``name``, or ``name`` if none does."""
         return name
 
     def free_share(self) -> float | None:
@@ -125,7 +125,7 @@ class MultiHeadModel(MultiTaskModule):
         return self.heads.tasks
 
     def adaptation(self, experience: Any) -> None:
-        """Create heads for an experience's new tasks; let only the experience's tasks update their running statistics.
+        """Create heads for an experience's new tasks; freeze running statistics of tasks outside the experience.
 
         In evaluation mode, only record the new tasks' numbers of classes.
         """
@@ -153,16 +153,16 @@ class MultiHeadModel(MultiTaskModule):
         return super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """Create and store a task's head ``features → n_classes``, randomly initialised, and its norms or network."""
+        """Create and store a task's random head ``features → n_classes``, and its other modules, e.g. norms."""
         self.store_task(task, with_parts(self.new_head(n_classes), self.fresh_parts()))
 
     def store_task(self, task: int, head: nn.Module) -> None:
-        """Store the head of a task; the head contains the task's other modules (norms, a network), if any."""
+        """Store a task's head; norms or a network of the task, if any, are submodules of ``head``."""
         self.heads[task] = head.train(self.training)
         self.known_train_tasks_labels.add(task)
 
     def fresh_parts(self) -> nn.Module | None:
-        """Return a new task's modules except the head, with the backbone's values; None if a task has only a head."""
+        """Return a new task's copies of backbone modules (e.g. norms), or None if tasks have nothing but a head."""
         return None
 
     def parts_for(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
@@ -170,7 +170,7 @@ class MultiHeadModel(MultiTaskModule):
         return self.fresh_parts()
 
     def task_parts(self, task: int) -> Any:
-        """Return the modules of ``task`` except its head (norms, a network), or None if the task has none."""
+        """Return what ``task`` has besides its head, e.g. its own norms or network; None if it has only a head."""
         return getattr(self.heads.get(task), "own", None)
 
     def new_head(self, n_classes: int) -> nn.Module:
@@ -232,10 +232,10 @@ class MultiHeadModel(MultiTaskModule):
         raise NotImplementedError
 
     def head(self, task: int) -> nn.Module:
-        """Return the head of a task; in evaluation mode, a :class:`NoHead` for a task known only from evaluation.
+        """Return a task's head; in evaluation mode, a task without a head gets a :class:`NoHead` (equal logits).
 
         Raises:
-            UnknownTaskError: if the task has no head.
+            UnknownTaskError: for a task without a head in training mode, or with an unknown number of classes.
         """
         if task not in self.heads:
             if not self.training and task in self._evaluated_untrained:
@@ -340,7 +340,7 @@ class MultiHeadModel(MultiTaskModule):
         return shapes(self.heads[task].state_dict()) == shapes(saved)
 
     def head_for(self, saved: Mapping[str, Tensor]) -> nn.Module:
-        """Return a new head with a task's other modules, so that the tensors in ``saved`` can be loaded into it."""
+        """Return a new head, with the task's norms or network inside, that can load the tensors in ``saved``."""
         own = {name.removeprefix("own."): value for name, value in saved.items() if name.startswith("own.")}
         head = self.new_head(saved["weight"].shape[0])
         if _RIDGE in saved:
@@ -349,7 +349,7 @@ class MultiHeadModel(MultiTaskModule):
 
 
 def with_parts(head: nn.Module, parts: nn.Module | None) -> nn.Module:
-    """Return a copy of ``head`` with the same tensors, and with ``parts`` as the task's other modules."""
+    """Return a shallow copy of ``head`` that contains ``parts`` (the task's norms or network) as a submodule."""
     head = copy(head)  # a rollback may restore the given object
     head._modules = {} if parts is None else {"own": parts}
     return head
@@ -377,7 +377,7 @@ def n_classes(experience: Any) -> int:
 
 
 class OneTask:
-    """Maker of tensors filled with one task label, which :func:`single_task` knows without waiting for a GPU."""
+    """Factory of label tensors for a single task; :func:`single_task` recognises them without a GPU synchronisation."""
 
     def __init__(self, task: int, device: torch.device) -> None:
         self.task, self._label = task, torch.full((1,), task, device=device)

@@ -104,7 +104,7 @@ class SubnetModel(TaskMaskedModel):
         return marks
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
-        """Return the straight-through gradient of the scores: ``of_mask ⊙ sign(scores)``, for masks by ``|score|``.
+        """Convert the mask's gradient to the scores' straight-through gradient, ``of_mask ⊙ sign(scores)``.
 
         The sign of 0 is -1 here; with sign 0, such a score would never change.
 
@@ -120,7 +120,7 @@ class SubnetModel(TaskMaskedModel):
         return self._copies.make_copies()
 
     def parts_for(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a task's copies of the backbone's norms, and of its non-parameter tensors that ``saved`` contains."""
+        """Return modules that can load a task's tensors ``saved``: copies of the backbone's norms and buffers."""
         return self._copies.make_copies(saved)
 
     def _open(self, learned: nn.Parameter) -> ChosenWeights:
@@ -135,7 +135,7 @@ class SubnetModel(TaskMaskedModel):
 
         ``weight ⊙ mask`` are leaf tensors, which accumulate gradients until the next call.
         """
-        self._in_training.open()
+        self._in_training.update()
 
     def pass_gradients(self) -> None:
         """Compute the gradients of weights and scores after a backward pass; see :class:`ChosenWeights`."""
@@ -159,7 +159,7 @@ class SubnetModel(TaskMaskedModel):
         super()._end_training()
 
     def _dependent_tasks(self, tasks: Sequence[int]) -> list[int]:
-        """Return the tasks with stored scores that depend on ``tasks``: the first of ``tasks``, and all later tasks."""
+        """Return the earliest trained of ``tasks`` and all tasks trained later, as far as their scores are stored."""
         order = self.masked_tasks
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
         return [task for task in order[first:] if task in self._learned]
@@ -196,7 +196,7 @@ class SubnetModel(TaskMaskedModel):
         return self._run(x, self._masked_weights(mask), parts, learns=False)
 
     def shared_state(self) -> list[str]:
-        """Return the names of tensors, e.g. in lists, that forward passes changed and that all tasks share."""
+        """Return the names of tensors that forward passes changed although tasks can't have their own copies."""
         return self._copies.changed_tensors()
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:

@@ -58,7 +58,7 @@ class StateSite:
 
 
 class TaskCopies:
-    """Replacement of a backbone's ``norms`` and its tensors at ``sites`` by a task's copies during a forward pass.
+    """Set of a backbone's norms and buffers (``sites``) that are replaced by a task's copies in each forward pass.
 
     The originals are frozen, and stored before the first is replaced, so that they can be restored even if a forward
     pass was interrupted.
@@ -140,7 +140,7 @@ class TaskCopies:
         self._originals = []
 
     def _save_to_task(self, own: Mapping[str, Tensor]) -> None:
-        """Copy tensors that a forward pass set in the backbone to the task's tensors, before :meth:`restore`."""
+        """Copy buffers that a forward pass has changed in the backbone back into the task's copies ``own``."""
         for number, site in enumerate(self.sites):
             mine, now = own.get(str(number)), site.value
             if mine is None or now is mine:
@@ -162,7 +162,7 @@ _STATE = "/state"
 
 
 def _task_tensors(parts: Any) -> dict[str, Any]:
-    """Return a task's dict of site number to tensor (the dict itself, no copy); empty if it has no such tensors."""
+    """Return the dict with a task's copies of backbone buffers (by index in ``TaskCopies.sites``), or an empty one."""
     return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
 
 

@@ -24,8 +24,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``.
         n_features: width of the features.
-        graph: meaning of a mask's entries, with ``layers``, ``parameter_use``, ``reads`` and ``layer_of`` as in a
-            :class:`~avalanche_amnesia.unit_graph.UnitGraph`.
+        graph: meaning of a mask's entries, with ``layers``, ``parameter_use``, ``used_entries`` and ``layer_of`` as in
+            a :class:`~avalanche_amnesia.unit_graph.UnitGraph`.
         sizes: number of entries of each part of the mask, in order.
 
     Attributes:
@@ -116,9 +116,9 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         Returns:
             Full parameter name → bool tensor of the parameter's shape, computed at each access.
         """
-        reads = self.graph.reads(self.by_layer(self._mask_or_all(task)))
-        names = {f"backbone.{name}": name for name in reads}
-        return LazyMapping(names, lambda name: reads[names[name]].expand(self.get_parameter(name).shape))
+        used = self.graph.used_entries(self.by_layer(self._mask_or_all(task)))
+        names = {f"backbone.{name}": name for name in used}
+        return LazyMapping(names, lambda name: used[names[name]].expand(self.get_parameter(name).shape))
 
     def _mask_or_all(self, task: int) -> Tensor:
         """Return a task's mask, bool ``(n,)``; all True if the task was trained by a strategy without masks."""
@@ -127,7 +127,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return torch.ones(sum(self.sizes), dtype=torch.bool, device=self._device)
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> tuple[int, ...]:
-        """Return the tasks in ``tasks`` that use any entry in ``entries``, according to :meth:`entries_of`.
+        """Return those of ``tasks`` that use any weight marked True in ``entries`` (parameter name → bool tensor).
 
         Args:
             entries: full parameter name → bool tensor of the parameter's shape; entries outside the backbone, and
@@ -200,7 +200,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return self._opened
 
     def learned_by_backward(self) -> list[Tensor]:
-        """Return the tensors that may get gradients: the mask's leaf tensors, and all parameters except the mask's."""
+        """Return all parameters, with the mask's parameter replaced by the leaf tensors that receive its gradient."""
         learned = None if self._opened is None else getattr(self, self.learned_by)
         leaves = () if self._opened is None else self._opened.leaves.values()
         return [*(p for p in self.parameters() if p is not learned), *leaves]

@@ -73,7 +73,7 @@ class TaskStore(nn.Module):
 
 
 class TaskModules(TaskStore):
-    """Store of one module per task label, registered as a submodule in torch until the task is finished."""
+    """Store of one module per task label; ``parameters()`` includes only the modules of unfinished tasks."""
 
     part = "_modules"
 
@@ -83,11 +83,11 @@ class TaskModules(TaskStore):
 
     @property
     def unfinished(self) -> tuple[int, ...]:
-        """Return the labels of the tasks whose modules are registered in torch."""
+        """Return the labels of the tasks that are not finished: ``parameters()`` includes their modules."""
         return tuple(map(int, self._in_sight))
 
     def finish(self, task: int) -> None:
-        """Freeze a task's module, and remove its registration in torch; the store still contains the module."""
+        """Freeze a task's module, and hide it from ``parameters()``; the store still returns and saves it."""
         module = self._in_sight.pop(str(task), None)
         self._register(self._in_sight)
         if module is not None:
@@ -108,7 +108,7 @@ class TaskTensors(TaskStore):
         self.held[str(task)] = tensor
 
     def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
-        """Replace all tensors by zeros for the tasks and with the shapes in ``state``, into which it can be loaded."""
+        """Replace the contents by zeros with the names and shapes in ``state``, so that ``state`` can be loaded."""
         saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         self.held = {task: torch.zeros_like(value, device=device) for task, value in saved.items()}
 
@@ -120,7 +120,7 @@ class TaskTensors(TaskStore):
 
 @contextmanager
 def register_all(model: nn.Module) -> Iterator[nn.Module]:
-    """Register the modules and tensors of finished tasks in torch for the duration of a ``with`` block."""
+    """Let a model's ``parameters()`` and ``buffers()`` include those of finished tasks during a ``with`` block."""
     hidden = [(store, vars(store)[store.part]) for store in model.modules() if isinstance(store, TaskStore)]
     try:
         for store, _ in hidden:

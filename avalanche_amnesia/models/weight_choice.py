@@ -36,7 +36,7 @@ def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
 
 
 def mark_by_sort(sizes: Tensor, k: int, out: Tensor) -> None:
-    """Do the same as :func:`mark_largest` for nonnegative ``sizes``, by sorting, which does not synchronise a GPU."""
+    """Write 1 into ``out`` at the ``k`` largest of nonnegative ``sizes``, 0 elsewhere, without synchronising a GPU."""
     sizes = sizes.nan_to_num(nan=-1.0, posinf=math.inf)
     threshold = sizes.sort(descending=True).values[k - 1]
     above, tied = sizes > threshold, sizes == threshold
@@ -60,12 +60,12 @@ class TopTracker:
     def update(self, vector: Tensor) -> None:
         """Find the ``k`` largest magnitudes of ``vector``: of equal ones, the lowest index first; NaN comes last."""
         values = vector.numpy()
-        if not (0 < self.threshold < _LARGEST and self._update_around(values, self.threshold)):
+        if not (0 < self.threshold < _LARGEST and self._search_near(values, self.threshold)):
             self._update_whole(values)
 
-    def _update_around(self, values: npt.NDArray[np.float32], near: float) -> bool:
-        """Search only near the guessed threshold ``near``; if it is wrong, return False and keep the old result."""
-        low, high = np.float32(near * (1 - _BAND)), np.float32(near * (1 + _BAND))
+    def _search_near(self, values: npt.NDArray[np.float32], guess: float) -> bool:
+        """Try to find the ``k`` largest magnitudes with a threshold near ``guess``; return False on failure."""
+        low, high = np.float32(guess * (1 - _BAND)), np.float32(guess * (1 + _BAND))
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
             sizes = np.abs(values[block], out=self._room[: self.size - start])
@@ -90,7 +90,7 @@ class TopTracker:
             self._select(sizes, self._k)
 
     def _select(self, sizes: npt.NDArray[np.float32], k: int, index: npt.NDArray[np.int64] | None = None) -> None:
-        """Set ``threshold`` and ``others`` so that they select the ``k`` largest of ``sizes``."""
+        """Find the ``k`` largest ``sizes``: set ``threshold``, and the positions ``others`` of ties to include."""
         first = len(sizes) - k
         ranked = np.partition(sizes, first)  # one pivot: two take ten times as long
         least = ranked[first]
@@ -103,7 +103,7 @@ class TopTracker:
 
 
 class ChosenWeights:
-    """Masked weights, a leaf tensor ``weight ⊙ mask`` per layer, which collects gradients; :meth:`open` updates them.
+    """Leaf tensors ``weight ⊙ mask``, one per layer, that replace the weights in training and collect gradients.
 
     On a CPU, if the largest ``|score|`` of each layer are chosen, only a threshold is stored (``tops``). Otherwise
     ``choose`` writes a mark for each entry.
@@ -123,11 +123,11 @@ class ChosenWeights:
         self._choose, self._straight_through, self._tops = choose, straight_through, tops
         self._marks = torch.empty(0)
         self.leaves = {name: weight.new_empty(weight.shape).requires_grad_() for name, weight in weights.items()}
-        self.open()
+        self.update()
 
     @torch.no_grad()
-    def open(self) -> None:
-        """Choose weights by the current scores, write ``weight ⊙ mask`` into the leaves, and clear their gradients."""
+    def update(self) -> None:
+        """Recompute the leaves ``weight ⊙ mask`` from the current scores, and clear their gradients."""
         parts = self.scores.split(self._sizes)
         if self._tops and self.scores.is_cpu:
             for top, scores in zip(self._tops, parts, strict=True):

@@ -48,8 +48,8 @@ class WeightCover:
     def _use_of(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
         return torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(self.layers[name].shape)
 
-    def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the entries that a mask contains: a dict of parameter name to bool tensor of its shape."""
+    def used_entries(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Convert a mask to a dict of parameter name to bool tensor in the parameter's shape, True at used weights."""
         return {name: mask[name].bool().reshape(tensor.shape) for name, tensor in self.layers.items()}
 
     def layer_of(self, parameter: str) -> int:
@@ -63,7 +63,7 @@ Inventory = tuple[WeightCover, dict[str, list[Site]], list[Site]]
 
 
 def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: NormRule) -> Inventory:
-    """Return a backbone's masked parameters, their places, and biases to remove; refuse a parameter without a rule."""
+    """Return the parameters to mask, their modules, and biases to remove; raise ModelError if one is not supported."""
     checks.within("density", density, "(0, 1]")
     checks.one_of("bias", bias, BiasRule)
     checks.one_of("norm", norm, NormRule)

@@ -297,7 +297,7 @@ def first_float(module: nn.Module) -> Tensor:
 
 
 def try_input_shapes(backbone: nn.Module) -> Tensor | None:
-    """Run a backbone on guessed input shapes; return features of 2 samples (values undefined), None if none fits."""
+    """Find an input shape by trial; return features of 2 samples, with undefined values, or None if no shape fits."""
     try:
         inputs = inputs_of(backbone, None)
         with preserve_state(backbone), torch.no_grad():

@@ -34,11 +34,11 @@ class DeclaredCalls:
         self._results: dict[str, list[list[Any]]] = {}
 
     def begin(self, tensors: Sequence[Tensor]) -> None:
-        """Start a new forward pass (torch.export may run several): clear the recorded calls, store the first input."""
+        """Prepare for a new forward pass: clear the recorded module calls, and store an input for its batch size."""
         self.seen, self._first = [], tensors[0]
 
-    def replace_modules(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> None:
-        """Replace the ``forward`` of each module in ``modules`` by a placeholder; the caller must restore it."""
+    def replace_forwards(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> None:
+        """Make each module's ``forward`` a placeholder that torch.export traces as one node; the caller undoes it."""
         if modules:
             self._results = _observe_calls(root, modules, inputs)
         for name, module in modules.items():
@@ -59,7 +59,7 @@ class DeclaredCalls:
         return pytree.tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, few)
 
     def _like(self, of_two: Tensor, of_three: Tensor) -> Tensor:
-        """Return an empty tensor with a module's result shape for this batch, given results for 2 and 3 samples."""
+        """Return an empty tensor in the shape of a module's result, inferred from its results for 2 and 3 samples."""
         shape: list[Any] = []
         for two, three in zip(of_two.shape, of_three.shape, strict=True):
             each, rest = divmod(two, _BATCHES[0])

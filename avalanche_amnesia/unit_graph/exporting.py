@@ -50,7 +50,7 @@ class Exported:
     guards: list[str] = field(default_factory=list)
 
     def copied(self) -> Exported:
-        """Return a copy whose graph may be edited; its nodes are renamed, so that names in both modes match."""
+        """Return a copy with an editable graph; its node names are the same for training and evaluation mode."""
         found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in self.graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
@@ -130,7 +130,7 @@ def export(
         # Frozen modules run in evaluation mode in both graphs: every task would change their running statistics.
         for name in set(frozen) & whole.keys():
             whole[name].eval()
-        calls.replace_modules(root, whole, inputs)
+        calls.replace_forwards(root, whole, inputs)
         try:
             program = _functional_program(root, inputs)
         except ModelError:
@@ -155,13 +155,13 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
             f"forward of {type(root.backbone).__name__} draws from a torch.Generator of its own, which no task's seed "
             "sets: leave generator= out, and draw only in training (if self.training: …), or use nn.Dropout"
         )
-    counters = frozenset(
+    batch_counters = frozenset(
         node
         for node in program.graph.nodes
         if signature.inputs_to_buffers.get(node.name, "").endswith("num_batches_tracked")
     )
     # torch's functionalisation takes any graph but processes all of it again: use it only if needed.
-    simple = remove_in_place(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
+    simple = remove_in_place(program.graph, batch_counters) and all(map(_is_plain, program.graph.nodes))
     return program if simple else program.run_decompositions({})
 
 
@@ -260,7 +260,7 @@ def _is_size_condition(condition: Any, free: Collection[str]) -> bool:
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace norms by calls that update no running statistics; return the names of other buffers forward writes."""
+    """Make norms leave running statistics unchanged; return the names of other buffers that ``forward`` writes to."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
@@ -276,7 +276,7 @@ def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
     for node in list(graph.nodes):
         if node.target in _NORMS_OF_EXPORT:
             args = _NORMS_OF_EXPORT[node.target](*node.args)
-            args = (*args[:3], *map(_before_norms, args[3:5]), *args[5:], False)
+            args = (*args[:3], *map(_initial_statistic, args[3:5]), *args[5:], False)
             _replace_tuple(graph, node, ATEN.batch_norm.default, args)
         elif node.target is ATEN.native_dropout.default:
             _replace_tuple(graph, node, ATEN.dropout.default, node.args)
@@ -290,11 +290,11 @@ def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
         while result.target is ATEN.add.Tensor and result.args[1] == 1:
             result = result.args[0]  # type: ignore[assignment]
         return result is buffer
-    return _before_norms(result) is buffer
+    return _initial_statistic(result) is buffer
 
 
-def _before_norms(statistic: Any) -> Any:
-    """Return the graph node that a running statistic was before one or several calls of its norm updated it."""
+def _initial_statistic(statistic: Any) -> Any:
+    """Follow a running statistic back through its norm's updates, and return the graph node of its initial value."""
     while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
         norm, number = statistic.args
         if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]
@@ -389,14 +389,14 @@ def _detach(graph: fx.Graph, result: Any) -> Any:
     return node
 
 
-def remove_in_place(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
-    """Replace in-place operations by pure ones if no other node reads the old value; return True if none is left."""
+def remove_in_place(graph: fx.Graph, batch_counters: frozenset[fx.Node]) -> bool:
+    """Replace in-place operations by pure ones where this is safe; return True if no in-place operation is left."""
     left = False
     for node in list(graph.nodes):
         if not _is_in_place(node):
             continue
         written = node.args[0]
-        counted = node.target is ATEN.add_.Tensor and written in counters and node.args[1] == 1
+        counted = node.target is ATEN.add_.Tensor and written in batch_counters and node.args[1] == 1
         if counted and all(not user.users for user in written.users):
             graph.erase_node(node)
             continue

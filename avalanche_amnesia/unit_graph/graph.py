@@ -26,7 +26,7 @@ _MUCH_LESS = 0.6
 
 
 class OpenEntries(NamedTuple):
-    """Rows (units) and columns (inputs) of a weight that a mask uses (None: all), and the share of unused entries."""
+    """Part of a weight that a mask uses: indices of rows and columns (None: all); ``saved``: fraction not used."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -56,12 +56,12 @@ class LazyMapping(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer whose outputs are units with a mask; ``sets``: number, in UnitSets, of the set of each single unit."""
+    """A layer whose outputs (neurons or channels) are units with a mask."""
 
     name: str
-    units: int
+    units: int  # number of outputs
     kind: str
-    sets: Tensor
+    sets: Tensor  # id, in UnitSets, of each unit's one-element set
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class UnitGraph:
 
     Attributes:
         layers: weighted layers, by name.
-        sets: all sets of units, by the numbers used in ``factors`` and ``output``.
-        factors: parameter name → tensors of set numbers that broadcast over the parameter; an entry is in use if all
+        sets: all sets of units, by the ids used in ``factors`` and ``output``.
+        factors: parameter name → tensors of set ids that broadcast over the parameter; an entry is in use if all
             its sets are (its unit, and the units that feed it).
-        output: set number of each feature, ``(features,)``.
+        output: set id of each feature, ``(features,)``.
         owned: names of task-owned parameters.
         frozen: names of parameters declared to be trained only by the first task.
         inputs: the backbone's inputs.
@@ -120,8 +120,8 @@ class UnitGraph:
         sources[ALWAYS] = 0
         return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
-    def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the entries that a mask uses: mapping from parameter name to bool tensor (:meth:`parameter_use` > 0).
+    def used_entries(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a mapping of parameter name to bool tensor: True at entries that the network uses under ``mask``.
 
         Args:
             mask: layer name → ``(units,)``, bool.
@@ -140,7 +140,7 @@ class UnitGraph:
         return LazyMapping(self.factors, cover)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Return the rows and columns of each weight that the mask ``units``, ``(n_units,)``, uses, if they are few."""
+        """Return the rows and columns used by mask ``units``, ``(n_units,)``, for weights with many unused entries."""
         of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
@@ -156,7 +156,7 @@ class UnitGraph:
         return found
 
     def sources(self, layer: str) -> Tensor | None:
-        """Return, for each input of a layer, the set of units it depends on, as a number; None without such inputs."""
+        """Return the id of the unit set that each input of a layer depends on; None if no inputs are recorded."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
@@ -190,15 +190,15 @@ class Draft:
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """Return the layer of a weight, created at the first call under the first free name in ``wanted``."""
-        places = tuple((p.name, None if p.whole else hash(p.index.numpy().tobytes())) for p in weight.parts)
+        """Return the layer of a weight; at the first call, add it to the draft with a free name from ``wanted``."""
+        places = tuple((p.name, None if p.is_identity else hash(p.index.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
             taken = set(self._names.values())
             numbered = (f"{wanted[0]}#{count}" for count in range(1, len(taken) + 2))
             self._names[key] = next(name for name in (*wanted, *numbered) if name and name not in taken)
             part = weight.parts[0]
-            plain = part.whole or (part.group is None and part.index.numel() == part.size.numel())
+            plain = part.is_identity or (part.group is None and part.index.numel() == part.size.numel())
             if len(weight.parts) == 1 and plain:
                 self._plain[key] = part.name
         name = self._names[key]
@@ -209,7 +209,7 @@ class Draft:
         return self.layers[name]
 
     def record(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Record the units (sets ``factors``) that a parameter's entries connect; a used entry needs all of them."""
+        """Record which units use each entry of a parameter, e.g. its output and input: unit-set ids in ``factors``."""
         for part in parameter.parts:
             if part.owned:
                 continue
@@ -226,7 +226,7 @@ class Draft:
             self.factors[part.name] = tuple(map(compact, new))
 
     def layers_without_mask(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
-        """Return the layers that need no mask, because their inputs' masks control the weights; and their biases.
+        """Return the layers whose weights are protected by the masks of their inputs alone, and their biases' names.
 
         An example is the output of a low-rank adapter: every task reads the sum it is added to. Without a gate a
         weight belongs to its input unit (a rank) and reaches every output. The names of the layers' biases are
@@ -248,8 +248,8 @@ class Draft:
         return frozenset(keys), biases
 
     def _source_factors(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the unit sets of a parameter's entries, given those (``factors``) of a tensor computed from it."""
-        if part.whole:
+        """Convert the unit-set ids ``factors`` of a computed weight to ids for the parameter it is computed from."""
+        if part.is_identity:
             return factors
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1
         found = []
@@ -260,5 +260,5 @@ class Draft:
 
 
 def _is_whole_layer(factor: Tensor, sets: Tensor) -> bool:
-    """Return True if the set numbers ``factor``, flattened, are exactly those of a layer's units, ``sets``."""
+    """Return True if ``factor`` contains exactly the ids ``sets`` of all units of a layer, in the same order."""
     return torch.equal(factor.reshape(-1), sets)

@@ -104,7 +104,7 @@ class Sizes:
 
 @dataclass
 class Trace:
-    """Result of tracing a backbone, without parameters: its masked graphs and unit graph, shared by equal backbones."""
+    """Result of tracing a backbone (masked graphs, unit graph), reused for every backbone with the same structure."""
 
     programs: dict[bool, Program]
     sizes: dict[bool, Sizes]
@@ -173,7 +173,7 @@ class MaskedBackbone(nn.Module):
         return OwnModules({name: spec.make(self) for name, spec in self.owned.items()})
 
     def program(self, training: bool = False) -> Program:
-        """Return the graph for training (True) or evaluation mode, without a check of input sizes."""
+        """Return the traced and masked graph of the backbone for training (``training=True``) or evaluation mode."""
         return self._programs[training]
 
     def code(self, training: bool = False) -> str:

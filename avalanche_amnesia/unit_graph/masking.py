@@ -34,7 +34,7 @@ def apply_mask(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def use_of_sets(masks: Sequence[Tensor], members: Tensor) -> Tensor:
-    """Return the mask value of each set of units: the maximum over its units, listed in one column of ``members``."""
+    """Return a mask value per column of ``members``: the largest mask of the units whose indices the column lists."""
     known = torch.cat([*masks, masks[0].new_tensor([1.0, 0.0])])
     return known[members].amax(0)
 
@@ -58,7 +58,7 @@ def tensor_in(result: Any, number: int) -> Tensor:
 
 
 class LayerMasks(dict[str, Tensor]):
-    """Dict of layer name to mask; ``entries``: for weights with few used entries, the rows and columns to compute."""
+    """Dict of layer name to mask; to save time, ``entries`` lists the rows and columns of weights to compute."""
 
     entries: Mapping[str, OpenEntries]
 
@@ -172,7 +172,7 @@ class MaskNodes:
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
 
     def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
-        """Return the names of layers whose units, joined in order, are exactly ``units``; None if there are none."""
+        """Split ``units`` into whole layers, and return their names; None if they form no sequence of whole layers."""
         result, at = [], 0
         starts = {int(self.draft.sets.members(int(layer.sets[0]))[0]): layer for layer in self.draft.layers.values()}
         while at < len(units):

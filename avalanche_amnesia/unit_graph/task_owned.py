@@ -53,7 +53,7 @@ class TaskNorm(nn.Module):
 
     @torch.no_grad()
     def reset_unused(self, template: TaskNorm, use: Tensor) -> None:
-        """Reset entries outside the mask ``use`` to the values in ``template``, so that unused units store nothing."""
+        """Reset entries of units outside the mask ``use`` to ``template``, so that they keep no trace of training."""
         mine, theirs = ((*norm.parameters(), *norm.buffers()) for norm in (self, template))
         for value, initial in zip(mine, theirs, strict=True):
             if value.dim():
@@ -202,8 +202,8 @@ class OwnModules(nn.ModuleDict):
         self.learning = learning
         self.train(mode)
 
-    def settle(self, fresh: OwnModules, owned: Mapping[str, OwnedSpec], use: Tensor) -> None:
-        """After a task's training: set evaluation mode, and reset norms outside the mask ``use`` to initial values."""
+    def finish(self, fresh: OwnModules, owned: Mapping[str, OwnedSpec], use: Tensor) -> None:
+        """Set evaluation mode, and reset norm entries of units outside the mask ``use`` to the values in ``fresh``."""
         self.learn(False, False)
         for name, spec in owned.items():
             mine, template = self[name], fresh[name]

@@ -63,7 +63,7 @@ _known: Cache[Trace] = Cache(32)
 def trace_backbone(
     backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
 ) -> tuple[MaskedBackbone, UnitGraph]:
-    """Return a backbone's form with a mask per weighted layer, and its unit graph; if ``trial``, also test masks."""
+    """Return a backbone rewritten to take unit masks, and its unit graph; ``trial``: whether to test random masks."""
     check_backbone(backbone)
     found, findings = examine(backbone, input_shape, **options)
     if found is None:
@@ -244,7 +244,7 @@ def _task_owned_parameters(backbone: nn.Module, draft: Draft) -> frozenset[str]:
 
 
 def _find_uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
-    """Return a list with one finding, which names all trainable parameters outside masked layers; empty if none are."""
+    """Return a list with one finding about all trainable parameters that no mask protects, or an empty list."""
     cut = tuple(f"{name}." for name in left_out)
     loose = [
         name
@@ -362,7 +362,7 @@ def _type_of(tensor: Tensor) -> Hashable:
 
 
 def _content(tensor: Tensor) -> Hashable:
-    """Return a cache key for a tensor, with a hash of its values, because forward may use the values as indices."""
+    """Return a cache key from a tensor's type and values, because the traced graph may depend on the values."""
     if tensor.numel() > _LARGEST:
         raise _NoKeyError
     return (*_type_of(tensor), tensor_hash(tensor))  # type: ignore[misc]

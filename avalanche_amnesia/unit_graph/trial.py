@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 
 @torch.no_grad()
 def check_masks(module: MaskedBackbone, graph: UnitGraph) -> None:
-    """Raise ModelError if replacing all weight entries outside random masks changes the features, in either mode."""
+    """Raise ModelError if weights outside a random mask influence the features, in training or evaluation mode."""
     draw = torch.Generator().manual_seed(0)
     like = first_float(module)
     mode = module.training
@@ -95,7 +95,7 @@ def _features(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: A
 
 
 def _add_noise(value: Tensor, draw: torch.Generator) -> Tensor:
-    """Return ``value`` plus noise, because an initial weight of zero would hide the entries that it reads."""
+    """Return ``value`` plus noise, because the test can't detect inputs that are multiplied by a zero weight."""
     noise = _noise(value, draw)
     return value.detach() * (1 + 0.2 * noise) + 0.02 * noise.roll(1)
 
@@ -115,7 +115,7 @@ def _random_mask(units: int, draw: torch.Generator, device: torch.device) -> Ten
 
 def _change_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch.Generator) -> Tensors:
     """Return the parameters, with every entry outside the masks replaced by a number of another value and sign."""
-    covered = graph.reads({name: mask > 0 for name, mask in masks.items()})
+    covered = graph.used_entries({name: mask > 0 for name, mask in masks.items()})
     moved = {}
     for name, value in start.items():
         other = _noise(value, draw).sub_(value, alpha=3)

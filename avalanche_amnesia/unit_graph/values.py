@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx
 
 ALWAYS = 0
-"""Number of the set that no mask affects: the network's input, or entries that may be non-zero under every mask."""
+"""Id of the set that no mask affects: the network's input, or entries that may be non-zero under every mask."""
 NOTHING = 1
-"""Number of the empty set: an entry that is zero under every mask (padding)."""
+"""Id of the empty set: an entry that is zero under every mask (padding)."""
 
 # The number of sets explodes if channels and positions mix repeatedly (MLP-Mixer). Beyond these bounds an entry
 # counts as always in use, which protects more than necessary.
@@ -30,7 +30,7 @@ _MOST_SETS = 400_000
 
 
 class UnitSets:
-    """Numbered sets of units, so that an integer tensor can store, for each entry, the units that it depends on."""
+    """Table that gives each set of units an id; a tensor of ids then stores which units each entry depends on."""
 
     def __init__(self) -> None:
         self.n_units = 0
@@ -42,7 +42,7 @@ class UnitSets:
         return len(self._sets)
 
     def add_layer(self, units: int) -> Tensor:
-        """Add a layer of ``units`` new units; return the number of each unit's own one-element set, ``(units,)``."""
+        """Add a layer of ``units`` new units; return the id of each unit's one-element set, ``(units,)``."""
         first = self.n_units
         self.n_units += units
         return torch.tensor([self._number_of(frozenset({unit})) for unit in range(first, self.n_units)])
@@ -57,12 +57,12 @@ class UnitSets:
             self._tables = None
         return number
 
-    def members(self, number: int) -> list[int]:
-        """Return the sorted units in the set ``number``; an empty list for ``ALWAYS`` and ``NOTHING``."""
-        return sorted(self._sets[number] - {-1})
+    def members(self, set_id: int) -> list[int]:
+        """Return the sorted units of a set; empty for ``ALWAYS`` (no mask applies) and ``NOTHING`` (padding)."""
+        return sorted(self._sets[set_id] - {-1})
 
     def union(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the union of the sets in two tensors of set numbers, entry by entry with broadcasting."""
+        """Return the ids of the unions of the sets with ids ``first`` and ``second``, by entry, with broadcasting."""
         first, second = torch.broadcast_tensors(first, second)
         a, b = torch.broadcast_tensors(compact(first), compact(second))
         if torch.equal(a, b):
@@ -77,7 +77,7 @@ class UnitSets:
         return numbers[place].reshape(a.shape).expand(first.shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
-        """Return each group's union of sets (set ``ids[i]`` is in group ``groups[i]``); ``NOTHING`` for no set."""
+        """Unite the sets ``ids[i]`` with the same ``groups[i]``; return an id per group, ``NOTHING`` if it is empty."""
         a, b = torch.broadcast_tensors(*map(compact, torch.broadcast_tensors(groups, ids)))
         group, number = a.reshape(-1), b.reshape(-1)
         if bool((torch.bincount(group) > 1).any()):  # sorting is slow: skip it if no group has several entries
@@ -99,7 +99,7 @@ class UnitSets:
         return result
 
     def over(self, ids: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-        """Return the union of the sets ``ids`` along the dimensions ``dims``, as for a sum over ``dims``."""
+        """Reduce a tensor of set ids along ``dims`` by union, like ``torch.sum(ids, dims, keepdim)``."""
         dims = [dim % ids.dim() for dim in dims]
         small = compact(ids)
         shape = [1 if dim in dims else size for dim, size in enumerate(small.shape)]
@@ -109,15 +109,15 @@ class UnitSets:
 
     # Use of sets under masks ----------------------------------------------------------------------------------
 
-    def table(self, numbers: Sequence[int]) -> Tensor:
-        """Return a tensor with one set's units per column; ``n_units`` means ALWAYS, and ``n_units + 1`` NOTHING."""
+    def table(self, set_ids: Sequence[int]) -> Tensor:
+        """Return a column of unit indices per set, padded by repeats; ``n_units`` means always on, the next one off."""
         ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
-        rows = [ends.get(number) or sorted(self._sets[number]) for number in numbers]
+        rows = [ends.get(set_id) or sorted(self._sets[set_id]) for set_id in set_ids]
         width = max(map(len, rows))
         return torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Return all sets as pairs of set numbers and a table of their units, grouped by size to keep tables narrow."""
+        """Return ids ``(sets,)`` and a :meth:`table` ``(units, sets)`` for each group of sets of similar size."""
         if self._tables is None or self._tables[0][0].device != device:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):
@@ -148,7 +148,7 @@ def compact(ids: Tensor) -> Tensor:
 
 
 class Masked(IntEnum):
-    """Possible contents of a traced tensor's masked entries, from safest (``ZERO``) to least safe (``DIRTY``)."""
+    """What a traced tensor contains at entries of masked units: zero, a constant, or values that other tasks change."""
 
     ZERO = 0
     """Exactly zero."""
@@ -160,7 +160,7 @@ class Masked(IntEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """A traced tensor: for each entry the set of units it depends on, and what masked entries contain (``Masked``).
+    """What tracing knows about a tensor: which units each entry depends on, and whether masked entries are zero.
 
     Every entry is a function of the input and of parameters that the task's mask protects, unless it is DIRTY.
     """
@@ -178,7 +178,7 @@ class Value:
         return self.ids.shape
 
     def like(self, ids: Tensor | None = None, masked: Masked | None = None) -> Value:
-        """Return a copy with other ``ids`` (set of units of each entry) or ``masked`` (contents of masked entries)."""
+        """Return a copy of this traced tensor's description, with ``ids`` or ``masked`` replaced if given."""
         return Value(self.ids if ids is None else ids, self.masked if masked is None else masked)
 
     @property
@@ -203,20 +203,20 @@ class Dependence:
 
     @cached_property
     def index(self) -> Tensor:
-        """Return, for each entry of the tensor, the number of the parameter's entry (or group) that it depends on."""
+        """Return, for each entry of the computed tensor, the index of the parameter entry or group it depends on."""
         # Computed on demand, because most parameters are used directly and the numbers take more memory.
         return torch.arange(self.size.numel()).reshape(self.size) if self.moved_to is None else self.moved_to
 
     @property
-    def whole(self) -> bool:
-        """Return True if the tensor is the unchanged parameter."""
+    def is_identity(self) -> bool:
+        """Return True if the computed tensor is the parameter itself, with no entry moved or combined."""
         if self.group is not None or self.moved_to is None:
             return self.group is None
         counts_up = self.moved_to.is_contiguous() and self.moved_to.shape == self.size
         return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
     def combine_entries(self, result: Tensor) -> Dependence:
-        """Return the dependence of a new tensor whose entry ``i`` combines this one's entries with ``result == i``."""
+        """Return the dependence of a reduced tensor, e.g. a sum: entry ``j`` contributes to entry ``result[j]``."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.index, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
@@ -263,7 +263,7 @@ class ParameterValue:
 
     @property
     def fixed(self) -> bool:
-        """Return True if no later task can change the tensor: its parameters are frozen, task-owned or untrained."""
+        """Return True if later tasks can't change the tensor: all its parameters are frozen, untrained or per task."""
         return all(part.owned or part.frozen for part in self.parts)
 
     def move_entries(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
@@ -273,7 +273,7 @@ class ParameterValue:
         return ParameterValue(shape, parts)
 
     def combine_entries(self, result: Tensor, shape: tuple[int, ...]) -> ParameterValue:
-        """Return a tensor in which each entry combines several entries of this tensor (a sum, a norm).
+        """Return the traced result of a reduction of this tensor, such as a sum or a norm, with a new ``shape``.
 
         ``result``: number of the new entry to which each entry contributes, from 0; broadcasts.
         """
@@ -282,7 +282,7 @@ class ParameterValue:
 
 
 def combine(shape: torch.Size, operands: list[ParameterValue]) -> ParameterValue:
-    """Return the result of an elementwise operation: entries depend on the operands' entries at the same position."""
+    """Return the parameter dependences of an elementwise result: those of all ``operands`` at the same position."""
     parts: list[Dependence] = []
     for operand in operands:
         for part in operand.parts:
@@ -300,7 +300,7 @@ def _is_same_dependence(first: Dependence, second: Dependence) -> bool:
 
 
 def filled(ids: Tensor) -> Tensor:
-    """Return ``ids`` with ``NOTHING`` replaced by ``ALWAYS``, for padding that no longer stays zero."""
+    """Return ``ids`` with zero padding (``NOTHING``) marked as nonzero (``ALWAYS``), e.g. after adding a constant."""
     small = compact(ids)
     empty = small == NOTHING
     return torch.where(empty, ALWAYS, small).expand(ids.shape) if bool(empty.any()) else ids

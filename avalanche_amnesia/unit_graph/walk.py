@@ -42,14 +42,14 @@ Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 """Rules on tensors computed from the input, by overload (``aten.add.Tensor``) or by all overloads (``aten.add``)."""
 DERIVATIONS: dict[Any, Rule] = {}
-"""Rules for operations on parameters only, by overload or by all overloads."""
+"""Rules for operations on parameters only, by overload or by all overloads; they return a ParameterValue."""
 NEEDS_ZEROS: set[Rule] = set()
 NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
 """Norms of single channels, which can absorb the mask of their input."""
 
 
 def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a function as the rule for operations on tensors computed from the input.
+    """Return a decorator that registers a function to trace units through the operations ``targets`` on activations.
 
     Args:
         targets: operations of torch, with or without the name of an overload; any registered operator will do.
@@ -62,7 +62,7 @@ def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
 
 
 def derives(*targets: Any) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a rule for operations on parameters only; the rule returns a ParameterValue."""
+    """Return a decorator that registers a tracing rule for operations with parameters but without activations."""
     return _registering(DERIVATIONS, targets)
 
 
@@ -110,7 +110,7 @@ class Walk:
         self._masked: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> Tensor | None:
-        """Apply the rules to all nodes; return the number of each feature's unit set, or None if a rule fails."""
+        """Apply the rules to all nodes; return each feature's unit-set id, ``(features,)``, or None if a rule fails."""
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in places:
             self.values[node] = always_in_use(self.result(node))
@@ -193,16 +193,16 @@ class Walk:
             self.draft.owned.setdefault(name, OwnedSpec(name))
             own = self.insert_behind(node, owned_parameter, (self.tasks_own, name))
             node.replace_all_uses_with(own, delete_user_cb=lambda user: user is not own)
-            self.values[own] = self.whole(name, owned=True)
+            self.values[own] = self.parameter_value(name, owned=True)
             return self.values[own]
         if name in self.parameters:
-            return self.whole(name)
+            return self.parameter_value(name)
         if name in self.draft.indices:
             return self.draft.indices[name].detach().cpu()
         return self.buffers[name].detach().cpu()
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operation on constants, computed now unless it differs at every call."""
+        """Compute an operation on constants once, now; a random result is not computed and counts as always in use."""
         target: Any = node.target
         if _draws(node) or "empty" in str(target):
             return _always_in_use(self.result(node))
@@ -225,7 +225,7 @@ class Walk:
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Trace an operation without a rule: mask inputs that other tasks may change; no mask affects the result."""
+        """Handle an operation that has no rule: mask its inputs, and count its result as used by every task."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
@@ -254,7 +254,7 @@ class Walk:
         return self.exported.size(leaf, EXPORTED_BATCH)
 
     def value(self, x: Any) -> Value:
-        """Return a layer's input as a Value (units that each entry depends on); raise Unsupported for a parameter."""
+        """Return ``x`` as a Value; a constant tensor counts as always in use, and a parameter raises Unsupported."""
         if isinstance(x, Tensor):
             return always_in_use(x)
         if not isinstance(x, Value):
@@ -264,8 +264,8 @@ class Walk:
             )
         return x
 
-    def whole(self, name: str, owned: bool = False) -> ParameterValue:
-        """Return the backbone's parameter ``name`` as a ParameterValue (parameter entries that a tensor depends on)."""
+    def parameter_value(self, name: str, owned: bool = False) -> ParameterValue:
+        """Return a backbone parameter as a traced tensor; ``owned``: whether each task has its own copy of it."""
         parameter = self.parameters[name]
         if not parameter.requires_grad and not owned:
             return ParameterValue(parameter.shape, ())
@@ -280,7 +280,7 @@ class Walk:
         return made
 
     def zero_inputs(self, node: fx.Node, *, dirty_only: bool = False) -> None:
-        """Insert masks so that a node reads 0 at masked entries; ``dirty_only``: only if other tasks change them."""
+        """Insert masks that zero the masked entries of a node's inputs; ``dirty_only``: constant entries may stay."""
         for source in list(node.all_input_nodes):
             value = self.values.get(source)
             # Constant masked entries (one half after a sigmoid) hold no other task's data: only some rules need zeros.
@@ -299,7 +299,7 @@ class Walk:
                 self._check_axis(source, value)
 
     def _check_axis(self, node: fx.Node, value: Value) -> None:
-        """Raise Unsupported if units lie on an axis whose length depends on the batch: their positions would change."""
+        """Raise Unsupported if units lie along an axis whose length depends on the batch size."""
         if any(size > 1 and self.follows_batch(node, dim) for dim, size in enumerate(compact(value.ids).shape)):
             raise Unsupported(
                 "units and samples lie on one axis, so that a mask would hold only for one size of batch",
@@ -316,7 +316,7 @@ class Walk:
         return self._masked[node]
 
     def _norm_follows(self, node: fx.Node, value: Value) -> bool:
-        """Return True if only one operation reads a node: a batch or instance norm that can absorb the node's mask."""
+        """Return True if a node's only user is a batch or instance norm, which can apply the node's mask instead."""
         if len(node.users) != 1:
             return False
         others = [size for dim, size in enumerate(compact(value.ids).shape) if dim != 1]

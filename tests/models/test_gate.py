@@ -88,9 +88,9 @@ def test_a_loaded_embedding_is_read_again(learns):
     state = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         model.embedding.mul_(-1)
-    model.gate.open(400.0, learns=learns)
+    model.gate.update(400.0, learns=learns)
     model.load_state_dict(state)
-    gate = model.gate.open(400.0, learns=learns)
+    gate = model.gate.update(400.0, learns=learns)
     assert torch.equal(gate > 0.5, ~opens)
     assert model.gate.leaves.entries["layers.0.weight"].rows.tolist() == list(range(1, 20, 2))
 

@@ -61,7 +61,7 @@ def test_the_gate_is_soft_in_training_and_binary_in_evaluation():
     model.add_head(0, 2)
     x = torch.randn(5, 6)
     model.start_task(0, torch.randn(model.n_units))
-    gate = model.gate.open(3.0)
+    gate = model.gate.update(3.0)
     assert torch.equal(gate, torch.sigmoid(3.0 * model.embedding.detach()))
     assert torch.equal(model.train().features(x, 0), model.masked_features(x, gate))
     assert torch.equal(model.eval().features(x, 0), model.masked_features(x, (model.embedding.detach() > 0).float()))

@@ -295,8 +295,8 @@ def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
     by_thresholds = ChosenWeights(learned, weights, model.choose, model.straight_through, tops)
     for step in range(3):
         learned.data.copy_(scores)
-        by_marks.open()
-        by_thresholds.open()
+        by_marks.update()
+        by_thresholds.update()
         for layer, (name, part) in enumerate(model.by_layer(scores).items()):
             values = torch.randn(model.graph.layers[name].shape, generator=generator)
             values = values.contiguous(memory_format=layout) if values.dim() == 4 else values

@@ -107,7 +107,7 @@ def test_embedding_gradient_by_hand_equals_autograd(mode, forwards):
     scale, sizes = 2.5, [layer.units for layer in model.graph.layers.values()]
     regulariser = SparsityRegulariser(0.75, mode, in_use, sizes, 4)
 
-    gate = model.gate.open(scale)
+    gate = model.gate.update(scale)
     model.train()
     for _ in range(forwards):  # gradients of every forward before the step count
         nn.functional.cross_entropy(model(batch[0], 0), batch[1]).backward()
@@ -131,7 +131,7 @@ def test_the_gate_carries_gradient_through_a_mixed_mini_batch():
     model.start_task(1, e)
     x, y = permuted(1).train_stream[0].tensors
     x, y, t = x[:32], y[:32], torch.arange(32) % 2
-    gate = model.gate.open(1.5)
+    gate = model.gate.update(1.5)
     nn.functional.cross_entropy(model.train()(x, t), y).backward()
     leaf = e.clone().requires_grad_()
     own = model.head(1)(model.masked_features(x[t == 1], torch.sigmoid(1.5 * leaf)))

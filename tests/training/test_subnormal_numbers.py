@@ -52,7 +52,7 @@ def test_only_gates_below_the_threshold_are_read_as_zero():
     model.add_head(0, 10)
     embedding = torch.linspace(-1, 1, model.n_units)[torch.randperm(model.n_units)]
     model.start_task(0, embedding)
-    exact = model.gate.open(60.0)
+    exact = model.gate.update(60.0)
     assert torch.equal(exact, torch.sigmoid(60.0 * embedding))
     read = torch.cat(list(model.gate.leaves.values()))
     shut = exact <= gate.SHUT

@@ -45,7 +45,7 @@ def test_a_network_is_covered_soundly_and_no_more_than_needed(name):
 
 def assert_use_equals_brute_force(name, model, x):
     mask = some_mask(model, 1, 0.55)
-    use, reads = model.graph.parameter_use(model.by_layer(mask)), model.graph.reads(model.by_layer(mask))
+    use, reads = model.graph.parameter_use(model.by_layer(mask)), model.graph.used_entries(model.by_layer(mask))
     reaching = use_by_perturbation(model, mask, x)
     assert set(use) == set(reaching)
     for entries, reaches in reaching.items():

@@ -115,7 +115,7 @@ def test_open_entries_are_the_entries_that_a_mask_reads():
     assert (first.rows.tolist(), first.columns) == ([1, 4], None)
     assert (second.rows.tolist(), second.columns.tolist()) == ([0, 1, 5], [1, 4])
     assert (first.saved, second.saved) == pytest.approx((1 - 2 / 8, 1 - 3 / 6 * 2 / 8))
-    for name, reads in model.graph.reads(model.by_layer(is_open)).items():
+    for name, reads in model.graph.used_entries(model.by_layer(is_open)).items():
         if name in entries:
             rows, columns, _ = entries[name]
             taken = torch.zeros_like(reads.expand(model.backbone.get_parameter(name).shape))

@@ -72,7 +72,7 @@ class Shadow:
     @torch.no_grad()
     def settle(self) -> bool:
         """After the training: reset norms at units outside the task's mask; return True if all values are finite."""
-        self.model.settle_parts(self.parts, self.task)
+        self.model.finish_parts(self.parts, self.task)
         return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
     def masked_features(self, x: Tensor) -> Tensor:

@@ -235,7 +235,7 @@ class HATPlugin(TaskMaskPlugin):
                 self._fix_mask(model)
         fixed = now.fixed
         now.scale = self.masks.s_max if fixed else mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
-        now.gate = model.gate.open(now.scale, learns=not fixed)
+        now.gate = model.gate.update(now.scale, learns=not fixed)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the backward pass: store the mini-batch, to recompute running statistics when the task ends."""

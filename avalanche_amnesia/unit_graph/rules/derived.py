@@ -22,7 +22,7 @@ def entry_by_entry(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Para
 
 @derives(A.matmul, A.mm, A.bmm)
 def product_of_parameters(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Trace the product ``AB`` of parameters: an entry depends on a row of ``A`` and a column of ``B``."""
+    """Return which parameter entries each entry of the product ``AB`` depends on: a row of ``A``, a column of ``B``."""
     operands = [(a, -1), (b, -2)]
     if any(isinstance(x, (ParameterValue, Tensor)) and len(x.shape) < 2 for x, _ in operands):
         return all_of_all(walk, node, a, b)
@@ -31,7 +31,7 @@ def product_of_parameters(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 
 def reduce_over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
-    """Trace any reduction of a parameter over ``dims`` (sum, maximum …): an entry depends on all entries it reduces."""
+    """Return the traced reduction of a parameter over ``dims``: an entry depends on all entries reduced into it."""
     dims = [dim % len(x.shape) for dim in dims]
     kept = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
     numbers = torch.arange(torch.Size(kept).numel()).reshape(kept)
@@ -61,7 +61,7 @@ def reduced_dims(node: fx.Node, count: int) -> list[int] | None:
 
 @derives(A.batch_norm)
 def standardised_weight(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Trace a weight standardised by ``batch_norm`` as if it were a batch: an entry depends on its whole channel."""
+    """Trace weight standardisation by ``F.batch_norm(weight)``: an entry depends on all weights of its channel."""
     if not isinstance(x, ParameterValue):
         return all_of_all(walk, node, x, *rest, **options)
     by_channel = reduce_over(x, [dim for dim in range(len(x.shape)) if dim != 1], keepdim=True)

@@ -37,12 +37,12 @@ def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -
     if isinstance(a, Value) and isinstance(b, Value):
         return Value(walk.draft.sets.union(a.ids, b.ids), max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
-    return _units_with_constant(walk, x, other, Masked.CONSTANT)
+    return _with_constant_or_parameter(walk, x, other, Masked.CONSTANT)
 
 
 @rule(A.mul, A.multiply)
 def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
-    """Trace units through a product: an entry is zero where either factor is, so the units of one factor suffice."""
+    """Return the units that a product depends on: those of one factor, because the product is 0 where the factor is."""
     if isinstance(a, Value) and isinstance(b, Value):
         shape = torch.broadcast_shapes(a.shape, b.shape)
         # Zero if one factor is. Prefer the factor that is zero under more masks, then the larger one.
@@ -52,24 +52,24 @@ def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
         best = min(zero, key=lambda v: (float((v.ids == ALWAYS).float().mean()), -v.ids.numel()))
         return Value(best.ids.expand(shape))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
-    return _units_with_constant(walk, x, other, None)
+    return _with_constant_or_parameter(walk, x, other, None)
 
 
-def _units_with_constant(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
-    """Trace units of ``x`` through an operation with a constant or parameter. A parameter gets these units too."""
-    with_constant = x.masked if with_constant is None else with_constant  # a product leaves masked entries unchanged
+def _with_constant_or_parameter(walk: Walk, x: Any, other: Any, if_constant: Masked | None) -> Value:
+    """Return the traced result of an elementwise operation of ``x`` and ``other``, a constant or a parameter."""
+    if_constant = x.masked if if_constant is None else if_constant  # a product leaves masked entries unchanged
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
         met = max(x.masked, assign_units(walk, other, x.ids.expand(shape)))
         # Zero times another task's parameter is +0 or -0, by the parameter's sign: mask it again.
-        zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
+        zero = x.masked is Masked.ZERO and if_constant is Masked.ZERO and met is Masked.CONSTANT
         return Value(x.ids.expand(shape), Masked.ZERO if zero else met)
     shape = torch.broadcast_shapes(x.shape, other.shape) if isinstance(other, torch.Tensor) else x.shape
-    return Value(x.ids.expand(shape), max(x.masked, with_constant))
+    return Value(x.ids.expand(shape), max(x.masked, if_constant))
 
 
 def assign_units(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Record that a parameter's entries belong to the unit sets ``ids``; return what its masked entries may contain."""
+    """Record that the unit sets ``ids`` use a parameter; return DIRTY if later tasks can change it, else CONSTANT."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
@@ -92,7 +92,7 @@ def divide(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
 
 @rule(A.pow)
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Trace units through ``a ** b``: masked entries stay zero only if ``b`` is a number of at least 1."""
+    """Trace units through ``a ** b``; raise Unsupported if its value or slope is infinite at masked entries (0)."""
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b >= 1:
             return a
@@ -141,15 +141,15 @@ def select(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
 
 @rule(*SAME_VALUES, *KEEP_ZERO)
 def zero_preserving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Trace units through a function with ``f(0) = 0``: masked entries stay zero."""
+    """Return the traced result of a function with ``f(0) = 0``: the units of ``x``; masked entries stay zero."""
     if not isinstance(x, Value) or _has_varying_argument(rest, options):
         return walk.conservative(node)
     return x
 
 
 @rule(*LIFT)
-def zero_moving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Trace units through a function with ``f(0) ≠ 0``: masked entries become a constant."""
+def zero_to_constant(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
+    """Return the traced result of a function with ``f(0) ≠ 0``: the units of ``x``; masked entries are ``f(0)``."""
     if not isinstance(x, Value) or _has_varying_argument(rest, options) or walk.result(node).shape != x.shape:
         return walk.conservative(node)
     return x.like(masked=max(x.masked, Masked.CONSTANT))
@@ -157,7 +157,7 @@ def zero_moving(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -
 
 @rule(A.prelu)
 def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
-    """Trace units through PReLU, as through a product with a learned slope."""
+    """Return the traced result of PReLU, which counts as a product of ``x`` and learned slopes."""
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
         return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
@@ -166,7 +166,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 
 @rule(*POLES)
 def singular_at_zero(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """Trace units through a function that is singular at 0; raise Unsupported if masked entries are 0."""
+    """Trace a function that is singular at 0, such as ``log``; raise Unsupported if masked entries of ``x`` are 0."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
             "masked units are zero, where this function or its slope is infinite", "add a small number first"

@@ -63,7 +63,7 @@ def pooling(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
 
 @rule(A.matmul, A.bmm, A.mm)
 def matrix_product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Trace units through ``a @ b``; if ``b`` is a trained weight, add a new layer to the unit graph."""
+    """Return the units that ``a @ b`` depends on; if ``b`` is a trained weight, they are new units, one per column."""
     if isinstance(a, Value) and isinstance(b, ParameterValue) and len(b.shape) == 2 and not b.fixed:
         walk.zero_inputs(node)
         return connect(walk, node, a, b, None, unit_axis=1)

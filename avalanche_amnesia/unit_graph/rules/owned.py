@@ -82,7 +82,7 @@ def _is_common(x: Any, *parameters: Any) -> bool:
 
 
 def _use_task_copy(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
-    """Replace a norm's node by a call of the task's own copy; return its result with the units it depends on."""
+    """Replace a norm in the graph by the task's own copy of it, and return the traced result of the copy."""
     if isinstance(x, ParameterValue):
         raise Unsupported("a parameter is normalised together with a value", "use it as it is")
     x = walk.value(x)
@@ -107,7 +107,7 @@ def _use_task_copy(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
 
 
 def _record_norm(walk: Walk, spec: OwnedSpec) -> None:
-    """Record that each task has a copy of a norm; a norm that is called several times gets the units of all calls."""
+    """Record that tasks have their own copies of a norm; unite the units of all calls of the norm."""
     known = walk.draft.owned.get(spec.name)
     if known is None:
         walk.draft.owned[spec.name] = spec
@@ -128,7 +128,7 @@ def _parameter_names(walk: Walk, node: fx.Node, *parameters: Any) -> tuple[str |
 def _name_of(parameter: Any) -> str | None:
     if parameter is None:
         return None
-    if not isinstance(parameter, ParameterValue) or len(parameter.parts) != 1 or not parameter.parts[0].whole:
+    if not isinstance(parameter, ParameterValue) or len(parameter.parts) != 1 or not parameter.parts[0].is_identity:
         raise Unsupported("a norm's weight or bias is computed", "use parameters of the norm itself")
     return parameter.parts[0].name
 
@@ -143,7 +143,7 @@ def _module_name(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> st
 
 @rule(DECLARED)
 def declared_call(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
-    """Replace a placeholder in the graph by the call of its module, declared frozen or task-owned (a copy per task)."""
+    """Replace a placeholder in the graph by a call of the frozen or task-owned module for which it stands."""
     name, arguments = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
     given: Any = node.args
@@ -154,7 +154,7 @@ def declared_call(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any
     else:
         walk.draft.frozen_modules.add(name)
         for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
-            walk.draft.record(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
+            walk.draft.record(walk.parameter_value(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
         with walk.graph.inserting_after(node):
             made = walk.graph.call_module(name, args, kwargs)
     for user in list(node.users):

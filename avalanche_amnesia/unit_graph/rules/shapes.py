@@ -38,7 +38,7 @@ _LIKE_ANOTHER = (A.expand_as, A.view_as, A.reshape_as)
 @rule(*MOVES)
 @derives(*MOVES)
 def move_entries(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
-    """Trace units through an operation that only moves entries, by applying it to the numbers of their unit sets."""
+    """Trace an operation that only moves entries, e.g. a reshape, by applying it to the tensor of unit-set ids."""
     if node.target is A.view.dtype:
         raise Unsupported(f"view({args[1]}) reads the bits of numbers as another type", "convert them: x.to(dtype)")
     known = leaves((args, options))
@@ -63,7 +63,7 @@ def move_entries_like(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
 @rule(A.index)
 @derives(A.index)
 def index_entries(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
-    """Trace units through ``x[indices]`` if the indices are constant; else treat it as an operation without a rule."""
+    """Trace ``x[indices]`` by indexing the unit-set ids of ``x``; computed indices count as an unknown operation."""
     fixed = all(index is None or isinstance(index, Tensor) for index in indices)
     if isinstance(x, Tensor) or not fixed:
         return _without_rule(walk, node, (x, indices), {})
@@ -77,7 +77,7 @@ def _without_rule(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
 
 
 def _move(operand: Any, move: Any) -> Any:
-    """Return a copy of a traced tensor, with ``move`` applied to the numbers of its unit sets or parameter entries."""
+    """Return a traced tensor after ``move``, e.g. a reshape, by applying ``move`` to its tensor of ids."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
     first = move(operand.parts[0].index)
@@ -88,7 +88,7 @@ def _move(operand: Any, move: Any) -> Any:
 
 @rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
 def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
-    """Trace units through a concatenation of values; a parameter among ``tensors`` gets the first value's units."""
+    """Trace a concatenation; a parameter in it (e.g. a class token) belongs to the units of the first activation."""
     values = [part for part in tensors if isinstance(part, Value)]
     result = walk.result(node)
     along = dim % len(result.shape)
@@ -118,7 +118,7 @@ def concatenate(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
 
 @derives(A.cat, A.concat, A.concatenate, A.stack)
 def concatenate_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Trace a concatenation of parameters: an entry depends on its own part and, to be safe, on some of other parts."""
+    """Trace a concatenation of parameters: an entry depends on its source, and is assumed to depend on some others."""
     result = walk.result(node)
     along = dim % len(result.shape)
     if str(node.target).startswith("aten.stack") or any(len(part.shape) != len(result.shape) for part in tensors):
@@ -140,7 +140,7 @@ def concatenate_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], di
 def pad_entries(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
 ) -> Any:
-    """Trace units through constant padding: added zeros depend on no unit; other numbers count as always in use."""
+    """Trace constant padding: zeros belong to no unit; a nonzero padding value counts as used by every task."""
     filling = mode if isinstance(mode, (int, float)) else value
     if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
         return walk.conservative(node)
@@ -162,7 +162,7 @@ def overwrite_part(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, 
 
 @rule(A.copy)
 def assign_slice(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
-    """Trace units through an assignment to a slice: the result has the units of ``source``, expanded to its shape."""
+    """Trace the assignment of ``source`` to a slice ``x``: the result has only the units of ``source``, broadcast."""
     if isinstance(source, ParameterValue):
         return walk.conservative(node)
     source = walk.value(source)

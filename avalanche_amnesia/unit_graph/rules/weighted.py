@@ -17,7 +17,7 @@ A: Any = torch.ops.aten
 
 @rule(A.linear, zeros=True)
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
-    """Add a linear layer ``x Wᵀ + b`` to the unit graph; return its result, with a new unit per output."""
+    """Trace a linear layer ``x Wᵀ + b``; return its result with a maskable unit per output."""
     if not _can_change(weight):
         return _fixed_layer(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=0)
@@ -25,14 +25,14 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
 
 @rule(A.addmm, zeros=True)
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
-    """Add ``b + x W``, a linear layer with a transposed weight, to the unit graph; return its result with new units."""
+    """Trace ``b + x W``, a linear layer with a transposed weight; return its result with a maskable unit per output."""
     if not _can_change(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
         return _fixed_layer(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=1)
 
 
 def _can_change(weight: Any) -> bool:
-    """Return True if later tasks can change the weight, so that the layer's outputs become units with masks."""
+    """Return True if later tasks can change the weight; the outputs of the layer then need masks."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
@@ -45,13 +45,13 @@ def _fixed_layer(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
 
 
 def _plain_bias(bias: Any) -> str | None:
-    """Return the parameter name of a bias that is a single, complete, trained parameter; else None."""
+    """Return a bias's parameter name if it is one whole trained parameter (no slice or sum), else None."""
     parts = bias.parts if isinstance(bias, ParameterValue) and not bias.fixed else ()
-    return parts[0].name if len(parts) == 1 and parts[0].whole else None
+    return parts[0].name if len(parts) == 1 and parts[0].is_identity else None
 
 
 def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, unit_axis: int) -> Value:
-    """Add a dense layer over the last axis of ``x`` to the unit graph; return its result, with one unit per output."""
+    """Trace a dense layer over the last axis of ``x``; return its result with a maskable unit per output."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _unit_sets(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
@@ -61,7 +61,7 @@ def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any
 
 @rule(A.conv1d, A.conv2d, A.conv3d, zeros=True)
 def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """Add a convolution to the unit graph; return its result, with a new unit per output channel (axis 1)."""
+    """Trace a convolution as a layer; return its result with a maskable unit per output channel (axis 1)."""
     if not _can_change(weight):
         return _fixed_layer(walk, node, weight, bias)
     x = walk.value(x)
@@ -84,7 +84,7 @@ def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None
 def _depthwise(
     walk: Walk, node: fx.Node, inputs: Tensor, weight: ParameterValue, bias: Any, ones: Sequence[int]
 ) -> Value:
-    """Add a depthwise convolution to the unit graph: an output channel keeps its input channel's unit and mask."""
+    """Trace a depthwise convolution: it adds no units; an output channel shares the unit of its input channel."""
     units = weight.shape[0]
     sets = inputs.repeat_interleave(units // len(inputs))
     walk.draft.record(weight, sets.reshape(units, 1, *ones))
@@ -94,7 +94,7 @@ def _depthwise(
 
 @rule(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d, zeros=True)
 def transposed_convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """Add a transposed convolution to the unit graph; return its result, with a new unit per output channel."""
+    """Trace a transposed convolution as a layer; return its result with a maskable unit per output channel."""
     if not _can_change(weight):
         return _fixed_layer(walk, node, weight, bias)
     x = walk.value(x)
@@ -111,7 +111,7 @@ def transposed_convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias:
 
 @rule(A.embedding)
 def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
-    """Add an embedding table to the unit graph; return its result, with a new unit per dimension of the embedding."""
+    """Trace an embedding table as a layer; return its result with a maskable unit per dimension of the embedding."""
     if not _can_change(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
     sets = _unit_sets(walk, node, weight, "Embedding", weight.shape[1])
@@ -133,7 +133,7 @@ def _output_units(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int)
 
 
 def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
-    """Return the set number of each unit of a layer; the first call with the layer's weight creates the units.
+    """Return the id of the one-element set of each unit in a layer; create the units when the weight is first seen.
 
     A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
     queries, keys and values that attention takes from one parameter. A computed weight is named after its module.
@@ -144,7 +144,7 @@ def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, uni
         return walk.draft.layer_of(weight, wanted, kind, units).sets
     count = part.size.numel()
     first, used = 0, part.size[0]
-    if not part.whole:
+    if not part.is_identity:
         first, used = int(part.index.min()) * part.size[0] // count, part.index.numel() * part.size[0] // count
     third = part.size[0] // 3
     if rows and part.name.endswith("in_proj_weight") and part.size[0] == 3 * third and not first % third:
