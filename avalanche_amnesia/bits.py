@@ -65,7 +65,7 @@ def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def model_hashes(model: nn.Module, same: Collection[str] = ()) -> dict[str, str]:
-    """Return each tensor's hash, by name; tensors in ``same`` or with the same :func:`sums_of_bits` keep their last."""
+    """Return tensor name → hash; reuse the last hash of tensors in ``same`` or with unchanged :func:`sums_of_bits`."""
     known, found = _KNOWN.get(model, {}), {}
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         sums, last = b"" if name in same or tensor.nbytes < 2**17 else sums_of_bits(tensor), known.get(name, (b"", ""))

@@ -51,17 +51,17 @@ def whole_number(name: str, value: object, least: int | None = 1) -> int:
     return number
 
 
-def instance(name: str, value: object, kind: type, way_out: str) -> None:
-    """Raise TypeError unless ``value`` is an instance of ``kind``; the message ends with ``way_out``, the remedy."""
+def instance(name: str, value: object, kind: type, remedy: str) -> None:
+    """Raise TypeError unless ``value`` is an instance of ``kind``; the message ends with the text ``remedy``."""
     if not isinstance(value, kind):
         given = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r}"
-        raise TypeError(f"{name} must be an object of {kind.__name__}, got {given}: {way_out}")
+        raise TypeError(f"{name} must be an object of {kind.__name__}, got {given}: {remedy}")
 
 
-def object_of(name: str, given: T | None, kind: type[T], way_out: str) -> T:
-    """Return ``given``, or a new ``kind()`` if ``given`` is None; raise TypeError for an object of another class."""
+def object_of(name: str, given: T | None, kind: type[T], remedy: str) -> T:
+    """Return ``given``, or ``kind()`` if it is None; raise TypeError, ending with ``remedy``, for another class."""
     result = kind() if given is None else given
-    instance(name, result, kind, way_out)
+    instance(name, result, kind, remedy)
     return result
 
 

@@ -11,12 +11,12 @@ from avalanche_amnesia.saving.values import StateError, checked
 
 
 class RequestError(ValueError):
-    """Error for a forbidden request to unlearn, training or deadline; raised before any change."""
+    """Error raised, before any change, if an unlearning request, a training or a deadline is not allowed."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Entry of a trained task: number of its training, whether declared permanent, tasks it may have learned from."""
+    """Ledger row of a task: index of its training, whether declared permanent, and tasks it may have learned from."""
 
     order: int
     declared: bool
@@ -99,7 +99,7 @@ class TaskLedger:
         known: Collection[int] | None = None,
         unrecorded: Collection[int] = (),
     ) -> tuple[int, ...]:
-        """Return ``tasks``, a request to unlearn, as ints; RequestError if one can't be unlearned. Change nothing."""
+        """Check that ``tasks`` can be unlearned, and return them as ints; else RequestError. Change nothing."""
         request = checks.integers(f"{event}: tasks", tasks, "tasks", RequestError)
         if not request:
             raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")

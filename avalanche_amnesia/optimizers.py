@@ -43,7 +43,7 @@ class OptimizerTraits(NamedTuple):
 
 
 def traits_of(optimizer: Optimizer) -> OptimizerTraits:
-    """Return the properties of an optimizer's step; all are False if hooks run around the step."""
+    """Return properties of an optimizer's step, such as ``linear``; all are False if hooks run around the step."""
     kind = type(optimizer)
     of_torch, hooked = kind.__module__.startswith("torch.optim"), is_hooked(optimizer)
     rests = _ZERO_RESTS.get(kind)
@@ -99,8 +99,8 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
         )
 
 
-def check_sibling(optimizer: Optimizer, option: str) -> None:
-    """Raise ValueError, with ``option`` as the remedy, if the optimizer's class can't train a 1-D parameter."""
+def check_trains_vectors(optimizer: Optimizer, option: str) -> None:
+    """Raise ValueError, with advice to set ``option``, if no optimizer of this class can train a vector."""
     if not _can_step(optimizer, 1):
         name = type(optimizer).__name__
         raise ValueError(

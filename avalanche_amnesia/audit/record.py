@@ -173,8 +173,8 @@ class Proof:
     Attributes:
         tasks: the tasks that were compared, in training order.
         hashes: compared tensor → its hash.
-        apart: True if no process of this training had trained the unlearned data. Otherwise code outside of closed
-            packages may have stored some of the data.
+        apart: True if no process of this training had trained the unlearned data. Otherwise the user's code may have
+            stored some of the data, and a ``conditional`` record does not count as proved.
         seconds: wall-clock time of the training.
         time: when the tensors were compared, UTC, ISO 8601.
         versions: package → version.
@@ -190,7 +190,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class UnlearningRecord:
-    """Record of an unlearning: its plan, hashes of all tensors before and after, and plugins it cleaned of the data.
+    """Record of an unlearning: its plan, tensor hashes before and after, and plugins whose task data was deleted.
 
     Attributes:
         plan: the applied plan.
@@ -241,7 +241,7 @@ class UnlearningRecord:
 
     @property
     def proved(self) -> bool:
-        """Return True if a retrained model had equal bits for all tasks; ``conditional`` also needs ``proof.apart``."""
+        """Return True if a proof shows that retraining all remaining tasks gives bit-identical tensors."""
         proof = self.proof
         if proof is None or not set(self.remaining) <= set(proof.tasks):
             return False
@@ -249,8 +249,8 @@ class UnlearningRecord:
 
     @property
     def claim(self) -> Claim:
-        """Return how the model compares with a retrained one: ``exact`` (equal), ``conditional`` or ``approximate``.
-        ``conditional``: exact if the parts in :attr:`rests_on` are repeatable."""
+        """Return ``exact`` if the model equals a retrained one, bit for bit; else ``conditional`` or ``approximate``.
+        ``conditional``: exact if the external code named in :attr:`rests_on` is deterministic (given the seed)."""
         return "exact" if self.proved else self.plan.claim
 
     @property
@@ -260,7 +260,7 @@ class UnlearningRecord:
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """Return the external code that must be repeatable for a ``conditional`` unlearning to be exact; else empty."""
+        """Return the external code that must be deterministic for a ``conditional`` claim; empty for other claims."""
         return () if self.proved else self.plan.rests_on
 
     @property

@@ -45,7 +45,7 @@ def data_in_words(plan: UnlearningPlan) -> str:
 
 
 def outcome_in_words(record: UnlearningRecord, state: object, before: object) -> list[str]:
-    """Return sentences for the person responsible: data removed from a saved state, the guarantee, copies left.
+    """Return sentences on data deleted from a saved state, the guarantee, and copies of the data that still exist.
 
     ``state`` is the directory of the new state, ``before`` that of the old state; equal if the state was replaced.
     """

@@ -192,7 +192,7 @@ def targets_of(experience: Any) -> Tensor:
 
 
 def labels_fingerprint(experience: Any, before: str = "") -> str:
-    """Return the SHA-256 of an experience's class labels and of ``before``, the hash of the task's earlier parts."""
+    """Return the SHA-256 of an experience's class labels; ``before``: the hash of its task's earlier experiences."""
     labels = targets_of(experience)
     digest = hashlib.sha256(f"{before}{len(labels)}:".encode())
     digest.update(labels.numpy().tobytes())

@@ -135,7 +135,7 @@ def with_unlearning(
     schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
     try:
         for task, due in zip(tasks, schedule, strict=True):
-            rehearse(ledger, task, due, tasks, permanent=task in declared)
+            dry_run(ledger, task, due, tasks, permanent=task in declared)
         _check_parts(benchmark, schedule)
     except RequestError as error:
         there = ", ".join(f"{list(request.tasks)} at position {request.at}" for request in carried)
@@ -149,7 +149,7 @@ def with_unlearning(
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
-    """Raise RequestError if a request for ``task`` names positions from ``n`` on, or classes not in ``classes``."""
+    """Raise RequestError if a request for ``task`` names sample positions >= ``n``, or classes not in ``classes``."""
     if wrong := [at for at in request.samples if at >= n]:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
     if unknown := sorted(set(request.classes).difference(classes)):
@@ -168,12 +168,12 @@ def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningReque
 
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
-    """Return a copy of a benchmark without requests to unlearn, or experiences that train an unlearned task again."""
+    """Copy a benchmark, leaving out its unlearning requests and all experiences that train an unlearned task again."""
     benchmark = _checked_benchmark(benchmark)
     tasks, first, removed = _task_labels(benchmark), list[int](), set[int]()
     declared, ledger = _permanent_tasks(benchmark), TaskLedger(deadline := _deadline(benchmark, None))
     for position, (task, due) in enumerate(zip(tasks, _own_requests(benchmark), strict=True)):
-        rehearse(ledger, task, due, tasks, permanent=task in declared)
+        dry_run(ledger, task, due, tasks, permanent=task in declared)
         first += [position] if task not in removed else []
         removed |= set(ledger.unlearned)
     return _with_schedule(reorder(benchmark, first), [() for _ in first], declared, deadline)
@@ -196,7 +196,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def join_if(fingerprint: str, experiences: Sequence[Any]) -> Any:
-    """Join the consecutive experiences whose labels together have the hash ``fingerprint``; None if there are none."""
+    """Join consecutive experiences (parts of a task) whose labels have the hash ``fingerprint``; None if none match."""
     for start in range(len(experiences)):
         before = ""
         for end, part in enumerate(experiences[start:], start + 1):
@@ -207,10 +207,10 @@ def join_if(fingerprint: str, experiences: Sequence[Any]) -> Any:
 
 
 def without_positions(experience: Any, positions: Collection[int]) -> Any:
-    """Return a copy of an experience without samples at ``positions`` or requests to unlearn; labels do not change.
+    """Return a copy of an experience without the samples at ``positions`` and without its unlearning requests.
 
     Attribute ``closed_classes`` of the copy: classes that lost all of their samples; their rows of the head stay, but
-    are closed. Attribute ``left_out``: the positions.
+    are closed. Attribute ``left_out``: the positions. Labels do not change.
     """
     removed, labels, twin = frozenset(positions), targets_of(experience).tolist(), copy_of(experience)
     kept = [position for position in range(len(labels)) if position not in removed]
@@ -251,7 +251,7 @@ def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield (trained tasks, those not unlearned) after each experience and its requests, in order of last training."""
+    """Yield (trained tasks, remaining tasks) after each experience with its requests, both ordered by last training."""
     trained: list[int] = []
     removed: set[int] = set()
     for experience in stream:
@@ -284,7 +284,7 @@ def _with_schedule(
 
 
 def _own_requests(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
-    """Return each train experience's unlearning requests, with ``at`` set to its position in this stream."""
+    """Return each train experience's unlearning requests, whose field ``at`` is set to the experience's position."""
     return [
         tuple(replace(request, at=position) for request in getattr(experience, "requests", ()))
         for position, experience in enumerate(benchmark.train_stream)
@@ -367,10 +367,10 @@ def _permanent_labels(permanent: Iterable[int], tasks: Sequence[int]) -> frozens
     return frozenset(labels)
 
 
-def rehearse(
+def dry_run(
     ledger: TaskLedger, task: int, due: Iterable[UnlearningRequest], known: Sequence[int], *, permanent: bool
 ) -> None:
-    """Enter a task's training and unlearnings in ``ledger`` without doing them; RequestError for an invalid request."""
+    """Simulate a task's training and its requests ``due`` on ``ledger`` alone; RequestError for an invalid request."""
     due = tuple(due)
     for request in due:
         if request.when == "iteration" and task in request.tasks:

@@ -42,7 +42,7 @@ def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
 
 
 def relabel(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
-    """Return the experiences, as copies with task labels if they lack any; ``parts``: allow a mere part of a task."""
+    """Return the experiences, as labelled copies if they lack task labels; ``parts=True`` accepts parts of a task."""
     found = []
     for experience in experiences:
         stream = stream_of(experience)
@@ -91,7 +91,7 @@ def labelled_stream(stream: Any) -> Any:
 
 
 def _refuse_unlabelled(stream: Any, experiences: Sequence[Any]) -> None:
-    """Raise TaskError for a class-incremental stream (no class in two experiences) or a domain-incremental one."""
+    """Raise TaskError if a stream without task labels is class-incremental (disjoint classes) or domain-incremental."""
     classes = []
     for place, experience in enumerate(experiences):
         targets = getattr(experience.dataset, "targets", None)

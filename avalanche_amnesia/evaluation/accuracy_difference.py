@@ -81,12 +81,12 @@ class AccuracyDifference(CallbackMetric):
         self.references.check(strategy.experience)
 
     def before_eval(self, strategy: Strategy) -> None:
-        """Before an evaluation: reset all counts, and check that the reference models retrain on this run's labels."""
+        """Before an evaluation: reset counts; raise an error if the run's class labels differ from the references'."""
         self.references.trained(require_unlearning(strategy))
         self.reset()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:
-        """After an evaluation mini-batch: count correct predictions of the model and of those compared with it."""
+        """After an evaluation mini-batch: count correct predictions of the main model and of all reference models."""
         plugin = require_unlearning(strategy)
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
@@ -109,7 +109,7 @@ class AccuracyDifference(CallbackMetric):
         self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return accuracies and differences, by task and as means; None if no task was tested."""
+        """After an evaluation: return accuracies and their differences from a model that unlearned nothing; or None."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         if "reference" in self._right:
             prove_last_record(strategy, self.references)
@@ -127,7 +127,7 @@ class AccuracyDifference(CallbackMetric):
         return values or None
 
     def _refit_head(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
-        """Fit a new head to ``full``'s features of a task's training data; return (weight, bias) or None on failure."""
+        """Fit (weight, bias) of a new head to ``task``'s features in ``full`` (nothing unlearned); None on failure."""
         x, y = some_task_data(self.references.train_experience(task), self.samples)
         try:
             return fit_head(task_features(full, x, task).double(), y, int(y.max()) + 1)

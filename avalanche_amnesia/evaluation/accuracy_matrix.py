@@ -174,7 +174,7 @@ def _event_counts(strategy: Strategy) -> tuple[int, int]:
 
 
 def _row_name(strategy: Strategy, before: tuple[int, int]) -> str:
-    """Return a row's name from the task trained and the tasks unlearned since the counts ``before``."""
+    """Name a row by the events since the counts ``before`` (trainings, unlearnings), e.g. ``task 3, unlearned 0``."""
     trainings, unlearnings = _event_counts(strategy)
     plugin = unlearning_of(strategy)
     if plugin is None:

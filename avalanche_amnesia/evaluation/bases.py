@@ -137,10 +137,10 @@ class ProbingMetric(CallbackMetric, ABC):
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
-        """Return ``model``'s features ``(n, features)`` of ``x`` through masks by ``kind``; None if a mask is missing.
+        """Return ``model``'s features ``(n, features)`` under masks of ``kind``: ``own``, ``remaining`` or ``none``.
 
-        Kinds of probes: see :class:`FeatureDistance`; ``none`` uses the normalisation from before the first task. A
-        remaining task's own mask and norms are the main model's; without masks, ``own`` uses the task's norms.
+        None: a mask is missing. Kinds: see :class:`FeatureDistance`; ``none`` uses norms from before the first task.
+        ``main``, the run's model, has a remaining task's own mask and norms. Without masks, ``own`` uses task norms.
         """
         with_norms = isinstance(main, TaskNormModel) and main.features_per_task
         if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):
@@ -209,19 +209,19 @@ class ReferenceMetric(ProbingMetric):
 
     @abstractmethod
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Measure ``task`` in ``model``; return None if the task has no probe (copied mask and head)."""
+        """Return ``task``'s value in ``model``: ``main``, or one retrained on ``remaining``; None if not measurable."""
 
     def derived_values(self, strategy: Strategy, numbers: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Compute further metric values from ``numbers``, a dict of model's name suffix to dict of task to number."""
+        """Return further metric values, computed from ``numbers``: ``{model's name suffix: {task: number}}``."""
         return []
 
 
 class ComparedMetric(ReferenceMetric):
-    """Base class of metrics in [0, 1] per unlearned task, of the main model and the retrained one (``_reference``).
+    """Base class of metrics in [0, 1] per unlearned task, computed for the main model and for a retrained model.
 
     Args:
         benchmark: benchmark of the run; its streams contain the unlearned tasks' data.
-        references: reference models of the run; None: no comparison.
+        references: reference models of the run, for values named ``<name>_reference``; None: no comparison.
 
     Raises:
         TypeError: if ``benchmark`` has no test stream, or ``references`` is not a :class:`References`.
@@ -311,14 +311,14 @@ class FeatureDistance(ReferenceMetric):
         return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the distance of a task's features in ``model`` and in the retrained one; None if a mask is missing."""
+        """Return the distance between a task's features in ``model`` and in a model retrained on ``remaining``."""
         x, _ = task_data(by_task_label(self.references.benchmark.test_stream)[task])
         both = (model, self._active_references.reference(remaining))
         ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived_values(self, strategy: Strategy, numbers: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return each distance divided by its ``order`` noise floor (distance of two retrained models), if measured."""
+        """Return each task's distance divided by the distance of two models retrained in different data orders."""
         by_task, floors = numbers[""], numbers.get("_floor_order")
         if floors is None:
             return []

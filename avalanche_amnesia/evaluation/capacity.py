@@ -14,11 +14,11 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
 def network_capacity(strategy: Strategy) -> float | None:
-    """Return the backbone's free capacity: mean share of its updates that a next task may apply; 1: free, 0: all used.
+    """Return the backbone's free capacity, from 0 (the next task can change no weight) to 1 (it can change all freely).
 
-    AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the fraction at a weight is
-    ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. If the strategy has ``locked`` tasks, only their
-    masks count. For weight pools: the share of the weights that no task owns. None for other strategies.
+    AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): the mean share of an update that a weight may apply. With
+    AdaHAT's rule it is ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. If the strategy has ``locked``
+    tasks, only their masks count. For weight pools: the share of weights that no task owns. None for other strategies.
     """
     if isinstance(strategy.model, MultiHeadModel) and (free := strategy.model.free_share()) is not None:
         return free

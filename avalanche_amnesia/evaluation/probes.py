@@ -32,14 +32,14 @@ _WITH_NORMS = (TaskMaskedModel, TaskNormModel)
 
 @dataclass(frozen=True)
 class Probe:
-    """Copy of an unlearned task's mask, and of its head with normalisation layers; None for a part the model lacks."""
+    """Copies of an unlearned task's mask and head (normalisation layers included), to test the model on this task."""
 
-    mask: Tensor | None
-    head: nn.Module | None
+    mask: Tensor | None  # None: the model has no masks
+    head: nn.Module | None  # None: the model is no MultiHeadModel
 
     @property
     def parts(self) -> nn.Module | None:
-        """Return the task's normalisation layers, stored in the head, or None if there are none."""
+        """Return the task's own backbone modules (such as norms), which its head contains; None without any."""
         return getattr(self.head, "own", None)
 
     def state(self) -> dict[str, Any]:

@@ -23,9 +23,9 @@ def refuse_approximate(record: UnlearningRecord) -> None:
 
 
 def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn.Module) -> tuple[int, ...]:
-    """Return the tasks that a proof compares, in training order: ``tasks``, or all if empty; or raise RequestError.
+    """Return the tasks that a proof retrains and compares, in training order: ``tasks``, or all remaining if empty.
 
-    ``model`` is a new model of the strategy.
+    RequestError if one does not remain or shares weights; ``model`` is a new model of the strategy.
     """
     if unknown := [task for task in tasks if task not in remaining]:
         raise RequestError(f"tasks={unknown} do not remain, so that they can't be proved: name some of {remaining}")
@@ -45,10 +45,10 @@ def with_proof(
     apart: bool,
     seconds: float,
 ) -> UnlearningRecord:
-    """Return the record with a proof if all tensors have the bits of the ``retrained`` model; else raise ProofError.
+    """Return the record with a proof if the model's tensors equal ``retrained``'s, bit for bit; else raise ProofError.
 
-    Compared are the tensors of ``tasks``, and those that belong to no task, with the ``hashes`` of the model, by name.
-    ``apart`` and ``seconds`` are those of :class:`Proof`.
+    Compared are the tensors of ``tasks``, and those of no task, with the model's ``hashes``, by name. ``apart``: the
+    processes that retrained had not trained the unlearned data; ``seconds``: duration of the retraining.
     """
 
     def owner(name: str) -> int | None:

@@ -41,7 +41,7 @@ _QUIET = (MaskWarning, CapacityWarning)
 
 
 class ReferencesError(ValueError):
-    """Error for a ``make_strategy``, benchmark or run that comparable reference models can't be trained for."""
+    """Error raised if ``make_strategy``, the benchmark or the run allows no comparable reference models."""
 
 
 class References:
@@ -126,7 +126,7 @@ class References:
         return self
 
     def check(self, experience: Any) -> None:
-        """Raise ReferencesError unless an experience's data, ``permanent`` and ``deadline`` are as in this benchmark.
+        """Raise ReferencesError unless an experience's data, ``permanent`` and ``deadline`` equal the references' own.
 
         Labels and a few samples, with evaluation transforms, are compared. The first successful call starts the
         workers, if there are any and a metric has announced models; later calls warn if a worker failed.
@@ -253,7 +253,7 @@ class References:
             remaining = unlearning_of(strategy).ledger.remaining
             hashes = state_hashes(strategy.model.state_dict())
         wanted = provable_tasks(tuple(tasks), remaining, made.model)
-        path = tuple(task for task in remaining if task in wanted or self._is_readable(task, made))
+        path = tuple(task for task in remaining if task in wanted or self._may_be_permanent(task, made))
         with preserved_rng(), torch.enable_grad():
             todo = () if ("same", path) in self._models else range(1, len(path) + 1)
             for n in tqdm(todo, desc="prove", unit="task", leave=False, disable=None):
@@ -273,8 +273,8 @@ class References:
                 f"make_strategy has other settings of {', '.join(differ)} than this strategy: give the one that made it"
             )
 
-    def _is_readable(self, task: int, made: Strategy) -> bool:
-        """Return True if ``task`` is or may become permanent, so that other tasks' trainings may use its weights."""
+    def _may_be_permanent(self, task: int, made: Strategy) -> bool:
+        """Return True if a task is or may become permanent (never unlearned): later tasks may read its weights."""
         experience, plugin = self.train_experience(task), unlearning_of(made)
         deadlines = getattr(experience, "deadline", None), getattr(plugin, "deadline", None)
         return getattr(experience, "permanent", False) or any(deadlines)
@@ -292,7 +292,7 @@ class References:
         return self._with_data(key, lambda task, positions: without_positions(self.train_experience(task), positions))
 
     def _with_data(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
-        """Return a copy of this object in which ``experience_of(*pair)`` supplies the data for each pair in ``key``."""
+        """Copy this object, with the data ``experience_of(task, x)`` for each pair ``(task, x)`` in ``key``."""
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
             empty: Any = {name: {} for name in ("_models", "_seconds", "_runs", "_without", "_company")}
@@ -301,7 +301,7 @@ class References:
         return self._without[key] if key else self
 
     def trained(self, plugin: Any) -> References:
-        """Return references that retrain on exactly the data of ``plugin``'s run; ReferencesError if data differ."""
+        """Return these references for just the data trained in ``plugin``'s run; ReferencesError if labels differ."""
         for task, digest in plugin.data.items():
             self.train_experience(task)
             if (task, digest) not in self._trained:
@@ -322,7 +322,7 @@ class References:
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
-        """Return a list of (variant, tasks), one per reference model that metrics will need during the train stream."""
+        """List the reference models that metrics of a run will need, as (variant, tasks): ``("same", (0, 2))``, …"""
         paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:  # before the first unlearning metrics have nothing to compare

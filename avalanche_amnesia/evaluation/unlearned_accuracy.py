@@ -29,13 +29,13 @@ class UnlearnedAccuracy(ComparedMetric):
     helper = "unlearned_accuracy_metrics"
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the base class's models, and one retrained in another data order if another metric needs that one."""
+        """Yield (suffix, model): the main, the retrained and, if another metric needs it, one with other data order."""
         yield from super().models(main, remaining)
         if self._active_references is not None and ("order", tuple(remaining)) in self._active_references.expected():
             yield "_floor_order", self._active_references.reference(remaining, "order")
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return ``model``'s accuracy on ``task`` with the mask and head kept of the task; None if none was kept."""
+        """Return ``model``'s accuracy on ``task`` with the mask and head saved before its unlearning, or None."""
         x, y = task_data(self.test_experiences[task])
         logits = self.probed_logits(model, x, task)
         return None if logits is None else accuracy(logits, y)

@@ -46,7 +46,7 @@ class Position:
         self._coming = NO_TASK
 
     def update(self, callback: str, strategy: Strategy) -> None:
-        """Update the position at a callback, before Avalanche's own counter of trainings changes."""
+        """Update the run's iteration, task and event at an Avalanche callback."""
         self.iteration = strategy.clock.train_iterations
         if not self._started or callback in ("before_training_exp", "before_eval", "before_unlearning"):
             self._copy_position(strategy)
@@ -56,17 +56,17 @@ class Position:
         elif callback == "after_training_exp":
             self.in_training = False
             self.task = self._trainings if self._coming == NO_TASK else self._coming
-            self._trainings += 1
+            self._trainings += 1  # Avalanche's own counter changes later
             self.event += 1
         elif callback == "after_unlearning":
             self.event += 1
 
     def on_axes(self) -> dict[str, Any]:
-        """Return a dict of x axis to the run's position on it."""
+        """Return the run's position on each x axis: ``{"iteration": 120, "task": 2, "event": 3}``."""
         return {ITERATION: self.iteration, TASK: self.task, EVENT: self.event}
 
     def _copy_position(self, strategy: Strategy) -> None:
-        """Set the position from the strategy, which may have been loaded, or may have discarded a training."""
+        """Read task and event from the strategy, because a load or an aborted training may have changed them."""
         plugin = unlearning_of(strategy)
         counter = strategy.clock.train_exp_counter
         if plugin is not None:

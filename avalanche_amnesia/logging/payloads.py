@@ -25,7 +25,7 @@ SUPPORTED = (
 
 
 def flatten_value(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for each part of a logged value: ``name/key`` in a dict, ``name/table`` for a picture."""
+    """Yield (name, value) per part of a logged value: ``name/key`` for a dict, ``name/table`` for a picture's data."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten_value(f"{name}/{key}", inner)

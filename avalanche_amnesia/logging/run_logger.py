@@ -81,7 +81,7 @@ class RunLogger(BaseLogger, ABC):
         self._write_pending()
 
     def log_values(self, values: Mapping[str, Any]) -> None:
-        """Write values that no metric emits (a dict of name to value) as one row over the x axis `event`."""
+        """Write a dict of name to value, for values that no metric emits, as one row at the current event number."""
         self._get_writer()
         origin, at = SimpleNamespace(axis=EVENT), self._position.iteration
         self.log_metrics([MetricValue(origin, name, value, at) for name, value in values.items()])
@@ -93,7 +93,7 @@ class RunLogger(BaseLogger, ABC):
             self._log_rows([{EVENTS: self._events.table(), **self._position.on_axes()}], {EVENTS: EVENT})
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the run, even if the caller made it, and wait until it is stored. A second call does nothing."""
+        """End the run, also one that the caller created, and wait until it is stored. A second call does nothing."""
         if self._finished or self._writer is None:
             return
         self._write_pending()
@@ -173,7 +173,7 @@ class RunLogger(BaseLogger, ABC):
             writer.note({self._kept[0]: str(record)})
 
     def _update_record(self, strategy: Strategy) -> None:
-        """Store the last unlearning's record again if a proof changed it (succeeded, or made it ``approximate``)."""
+        """Store the last unlearning's record again if it now has a proof, or a failed proof made it ``approximate``."""
         if self._kept is not None and (plugin := unlearning_of(strategy)).records[-1] != self._kept[1]:
             name, record = self._kept[0], plugin.records[-1]
             self._kept = name, record

@@ -23,7 +23,7 @@ class OwnFile:
 
 
 def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
-    """Return a state as JSON values and as parts (tensors for one file each, by path in the state), without copies.
+    """Split a state, without copies, into JSON values and ``{path in the state: tensors}``; each entry becomes a file.
 
     A value that JSON lacks becomes an object with one key that begins with ``$``: ``{"$tuple": […]}``. Other objects
     are not encoded, and decoding calls no function that a state names. An error lists the paths of unsupported values.

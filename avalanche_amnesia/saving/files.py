@@ -39,7 +39,7 @@ BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class Part(dict[str, "Tensor"]):
-    """Part of a saved state that one file stores: a dict of path in the state to tensor, and JSON for other values."""
+    """Content of one file of a saved state: a dict of path in the state to tensor, with the other values as JSON."""
 
     def __init__(self, tensors: Mapping[str, Tensor], code: str = "") -> None:
         super().__init__(tensors)
@@ -227,7 +227,7 @@ def read_state(path: Path, blobs: Path | None = None, check: Check | None = None
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the JSON body of the state in a directory, and a dict of path in the state to the file with that part."""
+    """Return (JSON body of the state in a directory, ``{path in the state: name of the file with this part}``)."""
     file = path / STATE
     if not file.is_file():
         raise StateError(f"{path} has no state ({STATE} is missing): give the directory that strategy.save(path) made")

@@ -99,7 +99,7 @@ def is_frozen(kind: type) -> bool:
 
 
 def _is_settings_object(value: Any) -> bool:
-    """Return True for an object of this package's classes, unless it is a module or plugin with more than settings."""
+    """Return True for an object of this package, unless it is a module or plugin, because these also contain state."""
     return is_from(type(value), "avalanche_amnesia") and not isinstance(value, (nn.Module, BasePlugin))
 
 

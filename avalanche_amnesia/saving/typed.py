@@ -38,14 +38,14 @@ def to_type(kind: Any, value: Any, path: str = "") -> Any:
         for option in arguments:
             with suppress(ValueError):
                 return to_type(option, value, path)
-    elif value in arguments if origin is Literal else _is_scalar(kind, value):
+    elif value in arguments if origin is Literal else _fits_type(kind, value):
         return value
     near = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
     raise ValueError(f"{path} must be {type_as_text(kind)}, got {value!r}{near}")
 
 
-def _is_scalar(kind: Any, value: Any) -> bool:
-    """Return True if a value has the scalar type ``kind`` (number, text, None), or if ``kind`` is another class."""
+def _fits_type(kind: Any, value: Any) -> bool:
+    """Return True if a value has the type ``kind``; only scalar types (number, text, None) are checked."""
     allowed = _SCALARS.get(kind, object)
     return isinstance(value, allowed) and (allowed is object or isinstance(value, bool) == (kind is bool))
 

@@ -143,7 +143,7 @@ def _make_record(
 
 
 def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transaction) -> str:
-    """Clean the optimizer: drop gradients, unlearned tasks' parameters, and state that these may have influenced."""
+    """Clean the optimizer: drop gradients, unlearned tasks' parameters, and state that these tasks may have changed."""
     # Moments of the current task stay if it could not see an unlearned task, except those of changed entries.
     own, removal = context.own_parameters, context.removal
     parameters, optimizer = context.parameters, context.strategy.optimizer
@@ -180,7 +180,7 @@ def _zero_entries(state: Mapping[str, Any], changed: Tensor | None) -> dict[str,
 
 
 def _run_repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:
-    """Delete the repair plugin's samples of unlearned tasks, and let it train affected tasks on their own samples."""
+    """Let the repair plugin delete unlearned tasks' samples, and train affected tasks on their stored samples."""
     repair, plan = context.repair, context.plan
     if repair is None:
         return None
@@ -204,7 +204,7 @@ def _run_repair(context: UnlearningContext, purged: list[str], change: Transacti
 
 
 def _update_snapshot(context: UnlearningContext, change: Transaction) -> None:
-    """Copy heads and norms of tasks without a mask into ``context.before``, the parameters before the current task."""
+    """Update the snapshot ``context.before`` with the current heads and norms of tasks that have no mask."""
     # The task in training restores these values at its end: without the copy, compensations and repairs would be lost.
     model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):
@@ -218,7 +218,7 @@ def _update_snapshot(context: UnlearningContext, change: Transaction) -> None:
 
 
 class BrokenPluginError(RuntimeError):
-    """Error raised if a plugin, metric, logger or purger fails. Nothing was changed; ``__cause__`` is its error."""
+    """Error of a plugin, metric, logger or purger (function that cleans a plugin). Nothing was changed."""
 
 
 # Not a RequestError, because a stream's request counts as answered after a RequestError, but stays open after this.

@@ -62,7 +62,7 @@ class Circumstances:
 
 @dataclass
 class Claims:
-    """Log of each training's settings and of tasks that may have influenced it, to derive an unlearning's guarantee.
+    """Log of trainings (settings, influencing tasks), to decide whether an unlearning is exact or only approximate.
 
     ``company``: data that user code may remember, the union of :data:`TRAINED_DATA` in all processes that trained.
     """
@@ -76,7 +76,7 @@ class Claims:
     company: frozenset[str] = frozenset()
 
     def state(self) -> dict[str, Any]:
-        """Return the log of trainings as a dict to save."""
+        """Return all fields, such as the log of trainings, as a dict to save."""
         trainings = {task: OwnFile(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
@@ -91,18 +91,18 @@ class Claims:
     # A training -----------------------------------------------------------------------------------------------
 
     def note_changed_tensors(self, model: nn.Module) -> None:
-        """Before plugins prepare a training: store the names of tensors changed by other code since the last one."""
+        """Before plugins prepare a training: store names of tensors changed since the last training or unlearning."""
         self.changed = self.tampered_tensors(model_hashes(model))
 
     def begin_training(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
-        """Record which tasks can influence this training; return the log of earlier trainings, to undo a failure."""
+        """Record which tasks can influence this training; return the earlier log, to be restored on failure."""
         self.influences = _influencing_tasks(strategy, ledger)
         TRAINED_DATA.add(data_fingerprint(strategy.experience))
         self.company |= TRAINED_DATA
         return {task: held for task, held in self._trainings.items() if task in ledger.remaining}
 
     def first_step(self, strategy: Strategy, task: int, options: dict[str, Any], earlier: Circumstances | None) -> None:
-        """Record settings, plugins, attributes and open parts (unchecked user code) at a training's first step."""
+        """At a training's first step: log settings, plugins and user code; ``earlier``: log of an earlier part."""
         faults = tuple(self.faults(strategy))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
@@ -116,21 +116,21 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def note_loaded_data(self, strategy: Strategy) -> None:
-        """After loading a state: if a user's plugin loads it, too, record that its code may remember all past data."""
+        """After loading a state: if a user's plugin was loaded too, record that the plugin may know earlier data."""
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_DATA.update(self.company)
 
-    def restore_log(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
-        """Undo an aborted training: restore the log ``before`` (None: not begun); ``first``: none has finished yet."""
+    def restore_log(self, earlier: dict[int, Circumstances] | None, model: nn.Module, *, none_finished: bool) -> None:
+        """Undo an aborted training: set the log of trainings back to ``earlier``, or keep it if that is None."""
         self.influences = frozenset()
-        self._trainings = self._trainings if before is None else before
-        self._first = None if first else self._first
+        self._trainings = self._trainings if earlier is None else earlier
+        self._first = None if none_finished else self._first
         if self._hashes is None:  # tasks were unlearned during this training, and stay unlearned
             self._hashes = model_hashes(model)
 
     def end_training(self, task: int, strategy: Strategy, forgotten: Collection[int]) -> None:
-        """Record a training's end: attributes that it changed, the model's hashes, traces of ``forgotten`` tasks."""
+        """At a training's end: log changed attributes, model hashes, and whether ``forgotten`` tasks influenced it."""
         training = self._trainings.get(task)
         if training is not None:
             changed = assumptions.changed_attributes(training.attributes, assumptions.attributes_of(strategy))
@@ -145,7 +145,7 @@ class Claims:
     def record_unlearning(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
         """Record an unlearning: tasks that may contain traces of unlearned ones, and the model's new ``hashes``."""
         left = dict(hashes) if context.in_training is None else None
-        change.set(self, tainted=self.tainted_without(context.tasks, context.ledger), _hashes=left)
+        change.set(self, tainted=self.tainted_after(context.tasks, context.ledger), _hashes=left)
 
     def training_of(self, task: int) -> Circumstances:
         """Return the :class:`Circumstances` (settings, plugins, …) of a task's last training."""
@@ -161,7 +161,7 @@ class Claims:
             )
 
     def train_options(self) -> dict[str, Any]:
-        """Return the first training's arguments of ``train``, to retrain with; RequestError if one is not stored."""
+        """Return the keyword arguments of the first call of ``train``; RequestError if a value is not stored."""
         options = {} if self._first is None else _learning_options(self._first)
         if lost := [name for name, value in options.items() if isinstance(value, tuple)]:
             raise RequestError(
@@ -171,7 +171,7 @@ class Claims:
         return options
 
     def disprove(self, tasks: Collection[int], reason: str) -> None:
-        """Record ``reason`` why unlearnings that keep ``tasks`` are not exact: retraining these gave other bits."""
+        """Record ``reason``: retraining ``tasks`` gave other weights, so unlearnings that keep one are not exact."""
         faults = {t: (*of.faults, reason) for t, of in self._trainings.items() if t in tasks}
         new = {task: replace(self._trainings[task], faults=found) for task, found in faults.items()}
         self._trainings = {**self._trainings, **new}
@@ -184,8 +184,8 @@ class Claims:
         names = {*left, *hashes} if left else ()
         return self.changed | {name for name in names if hashes.get(name) != left.get(name)}
 
-    def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
-        """Return the tasks, other than ``tasks``, that may contain traces of these or of tasks unlearned before."""
+    def tainted_after(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
+        """Return the remaining tasks that may contain traces of unlearned tasks after ``tasks`` are unlearned."""
         remaining = (task for task in ledger.remaining if task not in tasks)
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 
@@ -216,12 +216,12 @@ class Claims:
         return tuple(dict.fromkeys(found))
 
     def _trainings_involved(self, context: UnlearningContext) -> dict[int, Circumstances]:
-        """Return the logged :class:`Circumstances` by task, for tasks not unlearned and the task in training."""
+        """Return task → logged settings (:class:`Circumstances`), for the remaining tasks and the task in training."""
         in_training = [] if context.in_training is None else [context.in_training]
         return {task: self._trainings[task] for task in (*context.remaining, *in_training) if task in self._trainings}
 
     def claim_fields(self, context: UnlearningContext, reasons: tuple[str, ...]) -> dict[str, Any]:
-        """Return a plan's fields on its guarantee: ``claim``, ``reasons`` against ``exact``, code it ``rests_on``."""
+        """Return a plan's ``claim`` (exact or not), ``reasons`` (why not) and ``rests_on`` (user code it trusts)."""
         involved = self._trainings_involved(context)
         named = (part for each in involved.values() for part in each.rests_on)
         others = {task: held for task, held in self._trainings.items() if task not in involved}
@@ -232,9 +232,9 @@ class Claims:
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
     def fields_after_retraining(self, context: UnlearningContext, first: Circumstances) -> dict[str, Any]:
-        """Return a plan's fields on its guarantee, as :meth:`claim_fields`, for a task retrained without some samples.
+        """Return ``claim``, ``reasons`` and ``rests_on`` of a plan that retrains a task without some of its samples.
 
-        ``first`` are the settings of the task's first training.
+        See :meth:`claim_fields`; ``first`` are the settings of the task's first training.
         """
         (task,), trained_again = context.tasks, copy(context)
         trained_again.tasks = ()  # the task remains from here on
@@ -244,7 +244,7 @@ class Claims:
         return self.claim_fields(trained_again, tuple(dict.fromkeys(found)))
 
     def assume(self, task: int, part: str, change: Transaction) -> None:
-        """Record that a task's guarantees assume ``part`` (code or data, as text) until the task is trained again."""
+        """Add ``part``, e.g. "data of task 1 unchanged", to assumptions of exactness until ``task`` is retrained."""
         held = self._trainings[task]
         change.set(self, _trainings={**self._trainings, task: replace(held, rests_on=(*held.rests_on, part))})
 
@@ -255,7 +255,7 @@ class Claims:
         return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
-        """Return why a training now would depend on more than the seed, the task and tasks it may read; or nothing."""
+        """Return reasons why a training now depends on unseeded draws, old state or all earlier tasks; may be empty."""
         # Class attributes of plugins: ``seeds_tasks`` (seeds every task), ``commits_to_mask`` (restores all entries
         # outside the task's mask).
         found = []
@@ -307,7 +307,7 @@ def _as_text(tasks: Sequence[int]) -> str:
 
 
 def _isolates(model: Any) -> bool:
-    """Return True if no training in this model can read or write the weights of another task that may be unlearned."""
+    """Return True if each task that may be unlearned has weights that no other task's training reads or changes."""
     return isinstance(model, MultiHeadModel) and model.isolates
 
 

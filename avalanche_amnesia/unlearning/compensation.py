@@ -15,7 +15,7 @@ from avalanche_amnesia.transaction import Transaction
 
 @runtime_checkable
 class Compensation(Protocol):
-    """Interface of a plugin that restores accuracy other tasks lose by an unlearning, from data stored in training.
+    """Interface of a plugin that uses stored data to restore the accuracy that remaining tasks lose in an unlearning.
 
     It deletes its data of unlearned tasks. Its random draws derive from (seed, task), so a record can still be exact.
     """
@@ -33,7 +33,7 @@ class Compensation(Protocol):
         """Return True if the plugin can compensate ``task`` when the tasks in ``removed`` are unlearned."""
 
     def compensate(self, model: Any, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
-        """Compensate every task that :meth:`covers` accepts, and delete the plugin's data of the unlearned ``tasks``.
+        """Restore accuracy of tasks that :meth:`covers` accepts; delete the plugin's data of the unlearned ``tasks``.
 
         Args:
             model: the strategy's model after the removal of the unlearned tasks' updates.
@@ -52,18 +52,18 @@ def is_compensation(obj: Any) -> TypeGuard[Compensation]:
 
 
 def can_revise(obj: Any) -> bool:
-    """Return True if the object is a compensation that also replaces recorded updates, like ``BackupPlugin``."""
+    """Return True if the object is a :class:`Compensation` that also replaces recorded updates (``BackupPlugin``)."""
     return is_compensation(obj) and hasattr(type(obj), "revise")
 
 
 def is_repair(obj: Any) -> bool:
-    """Return True if the object trains tasks affected by an unlearning on stored samples, like ``RepairPlugin``."""
+    """Return True if the object trains, on stored samples, the tasks that an unlearning affects (``RepairPlugin``)."""
     return hasattr(type(obj), "carry_out")
 
 
 @dataclass(frozen=True)
 class FittedHead:
-    """Linear head and running norm statistics of a task, fitted to the model with or without other tasks' updates."""
+    """Linear head and running norm statistics, fitted to replace a task's own, for example after an unlearning."""
 
     weight: Tensor
     bias: Tensor | None = None

@@ -45,7 +45,7 @@ def fit_head(
     has_bias: bool = True,
     crowded: float = CROWDED,
 ) -> tuple[Tensor, Tensor]:
-    """Fit (weight, bias) to minimise ``mean cross-entropy + penalty/2n · ‖V‖²``; ``V``: weight on whitened features."""
+    """Fit a linear head: minimise ``mean cross-entropy + penalty/2n · ‖V‖²``, ``V`` the weight on whitened features."""
     # Whitening conditions the problem, so a dozen steps of L-BFGS from zero suffice. A feature that is 0 in all samples
     # (a closed unit) gets weight 0 and is left out.
     n = len(features)
@@ -94,7 +94,7 @@ def fit_head(
 
 
 def _lower_gram(rows: Tensor) -> Tensor:
-    """Return ``rowsᵀ rows`` with zeros above the diagonal blocks, because Cholesky reads only the lower triangle."""
+    """Return ``rowsᵀ rows`` computed in blocks; blocks above the diagonal stay 0, because Cholesky never reads them."""
     turned = rows.T.contiguous()
     products = rows.new_zeros(len(turned), len(turned))
     for start in range(0, len(turned), BLOCK):
@@ -102,22 +102,22 @@ def _lower_gram(rows: Tensor) -> Tensor:
     return products
 
 
-def largest_errors(errors: Tensor, above: float, least: int) -> Tensor:
-    """Return the positions of errors of at least ``above``, and of the next largest until there are ``least``."""
-    if least >= len(errors):
+def largest_errors(errors: Tensor, threshold: float, minimum: int) -> Tensor:
+    """Return the positions of all errors >= ``threshold``, but at least those of the ``minimum`` largest errors."""
+    if minimum >= len(errors):
         return torch.arange(len(errors), device=errors.device)
     # NaN counts as large.
-    return (~(errors < errors.kthvalue(len(errors) - least + 1).values.clamp_max(above))).nonzero()[:, 0]
+    return (~(errors < errors.kthvalue(len(errors) - minimum + 1).values.clamp_max(threshold))).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """Constants of a logistic regression, whose head is ``(classes, whitened features)``, plus a column for a bias."""
+    """Settings of a regularised logistic regression on whitened features: whitening, penalties, bias or not."""
 
     n_classes: int
     whitening: Tensor
     mean: Tensor
-    penalties: Tensor
+    penalties: Tensor  # of each column of a head: whitened features, then the bias
     has_bias: bool
 
     def to_features(self, head: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class _Problem:
 
 
 class _Loss:
-    """Loss and gradient of a head on some of ``counted`` samples; the gradient of all other samples stays constant."""
+    """Mean loss over ``counted`` samples, computed on ``rows`` only; the gradient of further samples is constant."""
 
     def __init__(self, problem: _Problem, rows: Tensor, labels: Tensor, counted: int | None = None) -> None:
         self._problem, self._rows = problem, rows
@@ -151,7 +151,7 @@ class _Loss:
         return (total.log().sum() - of_true) / self._counted, odds.div_(total).sub_(self.true)
 
     def gradient(self, errors: Tensor) -> Tensor:
-        """Return the gradient of the mean cross-entropy with respect to a head, from the result of :meth:`errors`."""
+        """Return the gradient of the mean cross-entropy, from ``errors``: probabilities minus one-hot labels."""
         of_bias = errors.sum(1, keepdim=True) / self._counted
         of_weight = torch.addmm(-of_bias * self._problem.mean, errors, self._rows, alpha=1 / self._counted) @ self._back
         return torch.cat([of_weight, of_bias], 1) if self._problem.has_bias else of_weight

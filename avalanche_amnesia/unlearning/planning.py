@@ -19,7 +19,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 
 
 def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
-    """Compute an unlearning's new weights (the removal) and its plan, and store both in ``context``; change no more."""
+    """Compute an unlearning's new weights and its plan, and store both in ``context``; the model does not change."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
     context.hashes = model_hashes(model)
     tampered = claims.tampered_tensors(context.hashes, in_training=context.before is not None)
@@ -31,7 +31,7 @@ def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = Fals
     context.own_parameters = own_parameters(model, *tasks)
     repaired = {name for repair in trajectory.repairs for name in trajectory.logs[repair] if name in context.hashes}
     context.parameters = _named_parameters(model, context.own_parameters | repaired)
-    readers = _readers(context)
+    readers = _entries_to_keep(context)
     # Compensations come before the removal: later updates are then replayed, and logged, after the revised ones.
     revisions = _merge_revisions(c.revise(model, trajectory, tasks) for c in context.compensations if can_revise(c))
     shared = {name: p.detach() for name, p in context.parameters.items() if name not in context.own_parameters}
@@ -43,7 +43,7 @@ def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = Fals
     )
     buffers = model.buffer_names(tasks) if isinstance(model, MultiHeadModel) else ()
     repair = context.repair
-    tainted = claims.tainted_without(tasks, context.ledger)
+    tainted = claims.tainted_after(tasks, context.ledger)
     context.plan = UnlearningPlan(
         tasks=tasks,
         event=context.event,
@@ -62,7 +62,7 @@ def make_plan(context: UnlearningContext, claims: Claims, *, strict: bool = Fals
 
 
 def _merge_revisions(several: Iterable[Revisions]) -> Revisions:
-    """Merge the new values of recorded updates by several compensations; ValueError if two replace the same one."""
+    """Merge several plugins' revisions of recorded updates; ValueError if two plugins revise the same update."""
     result: dict[int, dict[str, Revision]] = {}
     for revisions in several:
         for task, of_task in revisions.items():
@@ -90,14 +90,14 @@ def limit_to_own_modules(context: UnlearningContext) -> None:
 
 
 def _named_parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return parameters by name: all registered in the model, and those in ``further``, stored for finished tasks."""
+    """Return name → parameter: all registered ones, and those in ``further``: unregistered ones of finished tasks."""
     learning = dict(model.named_parameters())
     with register_all(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 
-def _readers(context: UnlearningContext) -> Readers:
-    """Return masks, by task and parameter, of entries that must keep their values because other tasks use them."""
+def _entries_to_keep(context: UnlearningContext) -> Readers:
+    """Return task → parameter name → mask of entries that must not change, because this remaining task reads them."""
     # Only in WSN an unlearning does not change entries that remaining tasks read; otherwise the result is empty.
     model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:

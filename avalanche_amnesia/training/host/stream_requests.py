@@ -6,7 +6,7 @@ from typing import Any
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, stream_of
-from avalanche_amnesia.benchmarks.requests import UnlearningRequest, rehearse
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest, dry_run
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
@@ -34,7 +34,7 @@ class StreamRequests:
         read = [[(task, UnlearningRequest(**request)) for task, request in of] for of in (fired, overdue)]
         self.known, self._fired, self.waiting = known, set(read[0]), read[1]
 
-    def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
+    def dry_run(self, experience: Any, ledger: TaskLedger) -> None:
         """Check a task's requests to unlearn on a copy of the ledger, so that invalid ones fail before the training."""
         self.known |= {single_task(other) for other in stream_of(experience) or [experience]}
         coming = [
@@ -43,7 +43,7 @@ class StreamRequests:
             *due(experience, "after"),
         ]
         permanent = bool(getattr(experience, "permanent", False))
-        rehearse(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
+        dry_run(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
         """Return the requests of :func:`due` that an interrupted training has not already carried out."""

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
+from avalanche_amnesia.optimizers import BareStep, check_trains_vectors, flush_denormals, sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.hard_attention import HALF, HardAttention
@@ -119,7 +119,7 @@ class HATPlugin(TaskMaskPlugin):
         self.model_of(strategy).check_gradients()
         self._check_locks(strategy.experience, self.model_of(strategy))
         if self.masks.embedding_optimizer is None:
-            check_sibling(strategy.optimizer, "embedding_optimizer")
+            check_trains_vectors(strategy.optimizer, "embedding_optimizer")
 
     def _check_locks(self, experience: Any, model: MaskedModel) -> None:
         stream = getattr(experience, "origin_stream", None)

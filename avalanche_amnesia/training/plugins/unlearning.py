@@ -230,7 +230,7 @@ class UnlearningPlugin(Plugin):
         """Undo an aborted training: restore the snapshot from before the end of the task, if any; forget the task."""
         restore_snapshot(strategy)
         self.current = None
-        self.claims.restore_log(self._before, strategy.model, first=self.ledger.n_trained == 0)
+        self.claims.restore_log(self._before, strategy.model, none_finished=self.ledger.n_trained == 0)
         self.current_task, self._before = None, None
 
     @property
@@ -273,7 +273,7 @@ class UnlearningPlugin(Plugin):
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
             purgers.refuse_unknown_state(self._split_by_purger(strategy)[1])
-        self._requests.rehearse(experience, self.ledger)
+        self._requests.dry_run(experience, self.ledger)
         self.current_task, self._before, self._forgotten_in_task = None, None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
             self._carry_out(strategy, request, task)

@@ -103,7 +103,7 @@ UnknownState = Sequence[tuple[object, str]]
 
 
 def unknown_state(strategy: Strategy, objects: Iterable[object]) -> UnknownState:
-    """Return (object, attribute's name) for each of ``objects``, which lack a purger, that has learned state."""
+    """Find learned state in ``objects``, which no function can clean; return pairs (object, its attribute's name)."""
     others = [strategy.optimizer, strategy.evaluator, *strategy.plugins]
     with register_all(strategy.model) as model:
         others += [*model.modules(), *model.parameters(), *model.buffers()]

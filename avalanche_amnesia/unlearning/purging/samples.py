@@ -44,7 +44,7 @@ def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> 
 
 
 def flat_data(values: list[Any]) -> FlatData[Any]:
-    """Return values as Avalanche's FlatData of two parts; to a single part it can't append a repeated value."""
+    """Return values as Avalanche FlatData of two parts, because FlatData of one part can't append repeated values."""
     return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
 
 
@@ -69,7 +69,7 @@ def _copy_flat_data(flat: Any, kept: Sequence[int]) -> Any:
 
 
 def _copy_part(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
-    """Return (data set with only the samples ``kept``, their old positions); all samples if its class is unknown."""
+    """Return (data set with only the samples ``kept``, their old positions). Data sets of unknown class stay whole."""
     if isinstance(dataset, list):
         return [dataset[i] for i in kept], kept
     if hasattr(dataset, "copy_subset"):  # a task in this package's streams shares its base with the whole stream
@@ -154,7 +154,7 @@ def _endless_loader(data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
-    """Recompute a buffer's logits that the model gave after learning an unlearned task; return how many."""
+    """Recompute a buffer's logits that were computed after the training of an unlearned task; return their number."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
         return 0

@@ -24,7 +24,7 @@ def _select(store: Store, names: Collection[str]) -> Store:
 
 
 def _lasting_names(model: nn.Module) -> set[str]:
-    """Return the names of the parameters that the model keeps after a training (unlike, for example, ``embedding``)."""
+    """Return the names of parameters that outlive a training; HAT's task embedding, for example, is temporary."""
     names = {name for name, _ in model.named_parameters()}
     if not isinstance(model, MultiHeadModel):
         return names
@@ -50,7 +50,7 @@ def _anchor_without_tasks(store: Store, context: UnlearningContext) -> Store:
 
 @register_purger(stock.EWCPlugin)
 def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the unlearned tasks' anchors and importances from EWC, and subtract their updates from later anchors."""
+    """Remove unlearned tasks' anchors and importances from EWC; subtract the tasks' updates from later anchors."""
     change.set(plugin, saved_params=deepcopy(plugin.saved_params), importances=deepcopy(plugin.importances))
     if plugin.mode == "online":  # a single sum of importances can't be separated by task
         plugin.saved_params.clear()
@@ -65,15 +65,15 @@ def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> s
             for name in context.own_parameters & set(store[counter]):
                 del store[counter][name]
     for counter, anchor in plugin.saved_params.items():
-        for name, update in _removed_updates_before(context, of_counter.get(counter)).items():
+        for name, update in _removed_updates_in_anchor(context, of_counter.get(counter)).items():
             if name in anchor:
                 kept = anchor[name].data
                 anchor[name].data = (kept.double() - update.to(kept.device)).to(kept.dtype)
     return "EWC: the tasks' anchors and importances dropped, their updates taken out of later anchors"
 
 
-def _removed_updates_before(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
-    """Return sums, by parameter name, of unlearned tasks' and repairs' updates in weights saved after ``task``."""
+def _removed_updates_in_anchor(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
+    """Return parameter name → sum of the removed updates in the weights that EWC saved after training ``task``."""
     held = context.writers[: context.writers.index(task)] if task in context.writers else context.writers
     total: dict[str, Tensor] = {}
     for gone in set(held) & set(context.removal.updates):
