@@ -54,7 +54,7 @@ class TraceTest:
 
     @property
     def compared_metric(self) -> str:
-        """Return the name of the metric compared with ``metric``: usually the same one on the retrained model."""
+        """Return the name of the metric to compare with: usually ``<metric>_reference``, of the retrained model."""
         return f"{self.metric}{self.compare_to}" if self.compare_to.startswith("_") else self.compare_to
 
 
@@ -65,12 +65,12 @@ def jsd_names(moment: Moment) -> list[str]:
 
 
 def jsd_name(moment: Moment) -> str:
-    """Return the name of the first JSD (:func:`jsd_names`), which the report shows; empty if none was measured."""
+    """Return the name of the JSD that the report shows: the first of :func:`jsd_names`; empty if there is none."""
     return next(iter(jsd_names(moment)), "")
 
 
 def jsd_of(suffix: str = "") -> Get:
-    """Return a function that reads from an evaluation the report's JSD or, with ``suffix``, a noise floor of it."""
+    """Return a function that reads an evaluation's JSD or (``suffix=``_floor_…``) the JSD of two retrained models."""
     return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 

@@ -29,7 +29,7 @@ _LISTED = re.compile(r"\d+(, \d+)*")
 
 @dataclass(frozen=True)
 class Moment:
-    """An evaluation of a run between two tasks, with the metrics measured since the previous such evaluation.
+    """An evaluation of a run after a task: remaining and unlearned tasks, and the metrics measured at that time.
 
     Attributes:
         task: the task just trained.
@@ -69,7 +69,7 @@ class Moment:
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Return test accuracies by task; an unlearned task's is measured with a copy of its head from before."""
+        """Return test accuracies by task; an unlearned task is tested with its head from before the unlearning."""
         return self.accuracy | self.by_task("UnlearnedAccuracy")
 
 
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def unlearns(self) -> bool:
-        """Return True unless all requests to unlearn were only recorded, and nothing was unlearned (a control)."""
+        """Return False for a control run, which records all requests to unlearn but unlearns nothing; else True."""
         return not self.records or not all(NOT_OBEYED in record["plan"]["reasons"] for record in self.records)
 
     @property
@@ -154,21 +154,21 @@ class Entry:
 
     @property
     def after(self) -> list[int]:
-        """Return the tasks followed by an evaluation, in training order."""
+        """Return the tasks after which the run was evaluated, in training order."""
         return [moment.task for moment in self.first.moments]
 
     @property
     def requests(self) -> dict[int, Moment]:
-        """Return the first run's evaluations that follow a request to unlearn, as a dict of position to Moment."""
+        """Return the first run's evaluations that follow a request to unlearn, by their index in the run."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property
     def costs(self) -> list[Cost]:
-        """Return the costs (seconds to unlearn and to retrain) of all unlearnings of all seeds."""
+        """Return the seconds to unlearn and to retrain, for every unlearning in the runs of all seeds."""
         return [cost for run in self.runs for cost in run.costs]
 
     def spread(self, get: Get, position: int = -1) -> Spread | None:
-        """Return mean and range over seeds of a number read after the ``position``-th task; -1: at the stream's end."""
+        """Apply ``get`` to evaluation number ``position`` (-1: last) of each run; return mean, minimum, maximum."""
         return spread(get(run.moments[position]) for run in self.runs if position < len(run.moments))
 
 
@@ -181,7 +181,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def plan_values(runs: Sequence[Run], name: str) -> list[str]:
-    """Return the distinct values in the list ``name``, such as ``reasons``, of the runs' unlearning plans."""
+    """Collect the lists ``name`` (such as ``reasons``) of all unlearning plans; return their distinct values."""
     plans = (record["plan"] for run in runs for record in run.records)
     return list(dict.fromkeys(entry for plan in plans for entry in plan.get(name, ())))
 
@@ -265,7 +265,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 class _Reader:
-    """Collector of evaluations between tasks (:class:`Moment`) and of costs from the rows of a run's log."""
+    """Reader of a run's log, row by row: collects the run's evaluations between tasks, and costs of its unlearnings."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []
@@ -276,7 +276,7 @@ class _Reader:
         self._event = self._ended = -1
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Add a row of the log; a row with the table of events completes the current evaluation."""
+        """Add a row of the log; if the row contains the table of events, it ends the current evaluation."""
         if row[EVENT] != self._event:  # drop metrics from before the event: their task may be unlearned now
             self._numbers, self._event = {}, row[EVENT]
         for key, value in row.items():

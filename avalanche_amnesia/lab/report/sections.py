@@ -74,7 +74,7 @@ def _transfer_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _jsd_rows(moment: Moment) -> Iterator[Row]:
-    """Yield a table row per kind of JSD to the retrained model, with its noise floors (JSD of two retrained models)."""
+    """Yield a table row per measured JSD: to the retrained model and, as noise floors, between two retrained models."""
     for name in jsd_names(moment):
         by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {
@@ -88,7 +88,7 @@ def _jsd_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _comparison(caption: str, what: str, entries: Sequence[Entry], of: Callable[[Run], Mapping[str, Any]]) -> Table:
-    """Return a table that compares settings or versions: a column per strategy, taken from the strategy's first run."""
+    """Return a table with a row per setting (or package) and a column per strategy, with values of its first run."""
     found = [of(entry.first) for entry in entries]
     names = dict.fromkeys(name for each in found for name in each)
     rows = [

@@ -66,7 +66,7 @@ def by_seed(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Ite
 
 
 def by_moment(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """Return all evaluations' rows as one table, as :func:`by_seed`, with a column for the task trained last."""
+    """Return a list with one table of all evaluations' rows, with columns for strategy, seed and last trained task."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
@@ -96,7 +96,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """Yield an evaluation's CSV rows (task or None, name, value): its tasks, guarantee and metrics, without times."""
+    """Yield an evaluation as CSV rows (task or None, name, value): tasks, claim of exactness, metrics except times."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
     yield None, "claim", moment.claim

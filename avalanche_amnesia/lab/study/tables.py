@@ -131,7 +131,7 @@ def _below_detection(run: Run) -> bool:
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
-    """Raise ValueError if an experiment's runs differ in stream, network or budget, or a row's runs in any setting."""
+    """Raise ValueError if an experiment's runs differ in stream, network, budget, or a row's runs in more than seed."""
     seen: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries(runs):  # raises an error for a run given twice
         settings = flatten(drop_seeds(entry.first.settings))
