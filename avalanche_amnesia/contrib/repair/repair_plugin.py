@@ -94,7 +94,7 @@ class RepairPlugin(MemoryPlugin):
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """Return the ``affected`` tasks to repair: those in ``tainted`` (with possible traces) and with samples."""
+        """Return the ``affected`` tasks to repair: those in ``tainted`` (may contain traces) with stored samples."""
         masked = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()
         able = {task for task, samples in self.memory.samples.items() if len(samples)}.intersection(masked, tainted)
         return tuple(task for task in affected if task in able)

@@ -127,7 +127,7 @@ class BackupPlugin(Plugin):
         return backbone_entries(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the backward pass: add the mean loss of the shadows (weight copies without an earlier task)."""
+        """Before the backward pass: add the mean loss of the shadows (weight copies trained without an earlier task)."""
         now = self._now
         if now is None or not now.shadows:
             return
@@ -179,7 +179,7 @@ class BackupPlugin(Plugin):
         return not self.kept.get(task, {}).keys().isdisjoint(removed)
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, removed: Collection[int]) -> Revisions:
-        """Return, per task, what its shadows learned without a ``removed`` task, to replace its recorded update."""
+        """Return replacements for recorded updates: by task, what weight copies learned without a ``removed`` task."""
         return {
             task: {
                 f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
@@ -202,7 +202,7 @@ class BackupPlugin(Plugin):
         return result
 
     def _updates_without(self, task: int, removed: Collection[int]) -> dict[str, SparseValues]:
-        """Return, by parameter name, what shadows of ``task`` learned without a ``removed`` task; the last one wins."""
+        """Return, by parameter name, updates that weight copies without a ``removed`` task learned in ``task``."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in removed if other in of_task):
@@ -213,7 +213,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
-        """Give affected tasks the norms that shadows learned without ``tasks``, and delete all backups of ``tasks``."""
+        """Give affected tasks the norms that weight copies learned without ``tasks``; delete backups of ``tasks``."""
         change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.changed.items()}
         for task, of_task in self.kept.items():

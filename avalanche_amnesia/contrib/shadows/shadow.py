@@ -19,7 +19,7 @@ from avalanche_amnesia.trajectory.sparse import SparseValues
 
 
 class Shadow:
-    """Copy of an earlier task's weights (the region) that learns the current task as if the earlier were unlearned.
+    """Copy of an earlier task's weights (the region), trained on a later task as if the earlier one were unlearned.
 
     One forward pass uses the shadow's values in the region, and the main weights elsewhere.
     With region ``C``, shadow ``B`` and the earlier task's update ``D``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.

@@ -28,19 +28,19 @@ _LISTED = re.compile(r"\d+(, \d+)*")
 
 
 @dataclass(frozen=True)
-class Moment:
+class Evaluation:
     """An evaluation of a run after a task: remaining and unlearned tasks, and the metrics measured at that time.
 
     Attributes:
         task: the task just trained.
         remaining: remaining tasks, in training order.
         unlearned: all tasks unlearned so far, in the order of unlearning.
-        unlearned_now: tasks unlearned since the previous moment.
+        unlearned_now: tasks unlearned since the previous evaluation.
         parts: descriptions of all samples of remaining tasks unlearned so far, one per request.
-        parts_now: descriptions of samples unlearned since the previous moment.
+        parts_now: descriptions of samples unlearned since the previous evaluation.
         claim: claim of the last unlearning so far.
         numbers: metrics after the last event (end of a task or unlearning); the last value counts.
-        capacity_before: free capacity before the first request since the previous moment.
+        capacity_before: free capacity before the first request since the previous evaluation.
     """
 
     task: int
@@ -105,7 +105,7 @@ class Run:
     settings: Mapping[str, Any]
     seed: Any
     versions: Mapping[str, str]
-    moments: Sequence[Moment]
+    moments: Sequence[Evaluation]
     records: Sequence[Mapping[str, Any]] = ()
     costs: Sequence[Cost] = ()
     id: str = ""
@@ -113,7 +113,7 @@ class Run:
     unrecorded: int = 0
 
     @property
-    def last(self) -> Moment:
+    def last(self) -> Evaluation:
         """Return the last evaluation of the run."""
         return self.moments[-1]
 
@@ -137,7 +137,7 @@ class Spread:
     high: float
 
 
-Get = Callable[[Moment], float | None]
+Get = Callable[[Evaluation], float | None]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Entry:
         return [moment.task for moment in self.first.moments]
 
     @property
-    def requests(self) -> dict[int, Moment]:
+    def requests(self) -> dict[int, Evaluation]:
         """Return the first run's evaluations that follow a request to unlearn, by their index in the run."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
@@ -212,7 +212,7 @@ def read_runs(folder: str | Path) -> list[Run]:
 def read_run(folder: str | Path) -> Run:
     """Read one run from the log in its folder.
 
-    A row with the table of events ends a moment, because the logger writes it after each evaluation between tasks.
+    A row with the table of events ends an evaluation, because the logger writes it after each evaluation between tasks.
 
     Args:
         folder: folder with ``run.jsonl``.
@@ -268,7 +268,7 @@ class _Reader:
     """Reader of a run's log, row by row: collects the run's evaluations between tasks, and costs of its unlearnings."""
 
     def __init__(self) -> None:
-        self.moments: list[Moment] = []
+        self.moments: list[Evaluation] = []
         self.costs: list[Cost] = []
         self.claims = 0
         self._numbers: Numbers = {}
@@ -313,7 +313,7 @@ class _Reader:
         read = [task for task in self._numbers.get("UnlearnedAccuracy", {}) if task is not None]
         earlier = [task for task in read if task not in removed and task not in remaining]
         self.moments.append(
-            Moment(
+            Evaluation(
                 task=events[-1]["task"],
                 remaining=remaining,
                 unlearned=(*earlier, *removed),

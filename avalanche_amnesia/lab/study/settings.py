@@ -201,7 +201,7 @@ class Cell:
 
 
 def find_named(name: str, path: str, known: Mapping[str, Any] | None = None) -> Any:
-    """Return ``known[name]``, or import ``name`` as ``module:name``; errors mention ``path``, the setting's place."""
+    """Return ``known[name]``, or import ``name`` (``module:object``); errors mention ``path``, the setting's place."""
     if known:
         if name in known:
             return known[name]

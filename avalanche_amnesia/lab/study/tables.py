@@ -14,7 +14,7 @@ from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_word
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import (
     OF_STUDY,
-    Moment,
+    Evaluation,
     Run,
     drop_seeds,
     entries,
@@ -40,7 +40,7 @@ def read_study(folder: Path) -> list[Run]:
     return runs
 
 
-def _moment_values(moment: Moment) -> dict[str, Any]:
+def _moment_values(moment: Evaluation) -> dict[str, Any]:
     """Return an evaluation's tasks, accuracies and metrics as plain values, for JSON."""
     return {
         "task": moment.task,
