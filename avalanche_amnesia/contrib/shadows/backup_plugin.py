@@ -127,7 +127,7 @@ class BackupPlugin(Plugin):
         return backbone_entries(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the backward pass: add the mean loss of the shadows (weight copies trained without an earlier task)."""
+        """Before the backward pass: add the mean loss of the shadows (weight copies without an earlier task)."""
         now = self._now
         if now is None or not now.shadows:
             return
