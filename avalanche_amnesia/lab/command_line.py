@@ -379,7 +379,7 @@ def plan(
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
-    """Delete states from a store (trained strategies, which runs share), least recently used first.
+    """Delete states (saved strategies) from a store: those least recently used, or those trained on given tasks.
 
     Args:
         store: directory of RunStore(path)

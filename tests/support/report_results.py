@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.lab.report.reading import Cost, Moment, Numbers, Run
+from avalanche_amnesia.lab.report.reading import Cost, Evaluation, Numbers, Run
 
 FOLDER = Path(__file__).parents[1] / "lab" / "report" / "report_of_seed_0"
 
@@ -25,9 +25,9 @@ def _run(of: dict[str, Any], folder: Path) -> Run:
     return Run(folder=folder, **{**of, "moments": [_moment(**moment) for moment in of["moments"]], "costs": costs})
 
 
-def _moment(numbers: dict[str, Any], **more: Any) -> Moment:
+def _moment(numbers: dict[str, Any], **more: Any) -> Evaluation:
     more |= {name: tuple(more[name]) for name in ("remaining", "unlearned", "unlearned_now")}
-    return Moment(numbers=_by_task(numbers), **more)
+    return Evaluation(numbers=_by_task(numbers), **more)
 
 
 def _by_task(numbers: dict[str, dict[str, float]]) -> Numbers:

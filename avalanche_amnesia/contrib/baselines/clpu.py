@@ -21,7 +21,7 @@ from avalanche_amnesia.transaction import Transaction
 
 
 class CLPUPlugin(MemoryPlugin):
-    """Avalanche plugin of CLPU-DER++: replays permanent tasks, and merges side networks of tasks that become permanent.
+    """Avalanche plugin of CLPU-DER++: replays permanent (never unlearned) tasks, and merges their networks into one.
 
     Arguments and errors are those of :class:`CLPUDERpp`; ``batch_size`` is its ``replay_batch``.
     """
@@ -43,16 +43,16 @@ class CLPUPlugin(MemoryPlugin):
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """After a task's training: store samples of it, and merge side networks of tasks no longer ``unlearnable``."""
-        # ``known=[task]``, because a side network is trained on its task only, and main tasks can't be unlearned.
-        self.memory.store(strategy.model, strategy.experience, task, known=[task])
+        # ``sources=[task]``, because a side network is trained on its task only, and main tasks can't be unlearned.
+        self.memory.store(strategy.model, strategy.experience, task, sources=[task])
         self.merge(strategy, unlearnable)
 
     def covers(self, task: int, removed: Collection[int]) -> bool:
-        """Return False: unlearning ``removed`` never changes another task, so no task needs compensation."""
+        """Return False: no task ever needs compensation, because unlearning a task leaves all other tasks unchanged."""
         return False
 
     def compensate(self, model: nn.Module, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
-        """Delete the stored samples of the unlearned ``tasks``; return a line of text for the unlearning's record."""
+        """Compensate no task; only delete the stored samples of the unlearned ``tasks``, and return a text about it."""
         return [f"memory: {self.memory.forget(tasks, change)} samples of tasks {sorted(tasks)} dropped"]
 
     def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
@@ -147,7 +147,7 @@ class CLPUDERpp(TaskStrategy):
         )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare tasks permanent (never unlearned); merge their side networks now, or after a running training."""
+        """Declare tasks permanent (never unlearned), and merge their side networks into the main network."""
         super().mark_permanent(tasks)
-        if self._recorder.snapshot is None:
+        if self._recorder.snapshot is None:  # else :meth:`CLPUPlugin.prepare` merges them after the training
             self._networks.merge(self, self._unlearning().ledger.unlearnable)

@@ -52,12 +52,12 @@ class TaskMemory:
         self.seed = checks.whole_number("seed", seed, None)
         self.samples: Mapping[int, Samples] = {}
 
-    def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
-        """Store random samples of a task and their logits; ``known``: tasks that these logits depend on (None: all)."""
+    def store(self, model: MultiHeadModel, experience: Any, task: int, sources: Collection[int] | None = None) -> None:
+        """Store random samples of a task and their logits, which depend on the tasks ``sources`` (None: all)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
         index = torch.randperm(len(experience.dataset), generator=generator)[: self.memory_per_task]
         x, y = (part.clone() for part in task_data(experience, index))
-        stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
+        stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if sources is None else sources))
         self.samples = {other: held for other, held in self.samples.items() if other != task} | {task: stored}
 
     def refresh_logits(self, model: MultiHeadModel, task: int, *, correct_only: bool = False) -> None:

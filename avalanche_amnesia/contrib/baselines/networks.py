@@ -65,7 +65,7 @@ class SideNetworks(NetworkPerTask):
 
     @property
     def isolates(self) -> bool:  # type: ignore[override]
-        """Return True if tasks that may be unlearned are independent: until the first merge of a side network."""
+        """Return True while no side network was merged: until then, no task depends on a task that can be unlearned."""
         # The time of a merge depends on all trained tasks: a model retrained without some of them would differ.
         return not bool(self._merged_late)
 
@@ -75,7 +75,7 @@ class SideNetworks(NetworkPerTask):
         return tuple(task for task in self.tasks if self.task_parts(task) is None)
 
     def adaptation(self, experience: Any) -> None:
-        """Add heads for an experience's new tasks and, unless it is marked as permanent, side networks."""
+        """Add a head for each new task of an experience, and a side network unless the experience is permanent."""
         new = {int(task) for task in experience.task_labels} - set(self.tasks)
         super().adaptation(experience)
         if self.training and getattr(experience, "permanent", False):

@@ -71,11 +71,11 @@ class PALLPlugin(SubnetPlugin):
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """After a task's training: store samples of the task."""
-        # ``known=[task]``: as published, an unlearning of other tasks does not drop these logits.
-        self.memory.store(strategy.model, strategy.experience, task, known=[task])
+        # ``sources=[task]``: as published, an unlearning of other tasks does not drop these logits.
+        self.memory.store(strategy.model, strategy.experience, task, sources=[task])
 
     def covers(self, task: int, removed: Collection[int]) -> bool:
-        """Return True if ``task`` can be fine-tuned after an unlearning: steps are allowed, its samples are stored."""
+        """Return True if ``task`` can be fine-tuned: its samples are stored, and ``repair_steps`` is above 0."""
         return self.repair_steps > 0 and task in self.memory.samples
 
     def compensate(self, model: SubnetModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
@@ -97,7 +97,7 @@ class PALLPlugin(SubnetPlugin):
         return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
 
     def _shared_entries(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
-        """Return masks, by parameter name, of reset weights that tasks with stored samples use; and these tasks."""
+        """Return (masks, tasks): masks, by parameter name, of the reset weights used by tasks with stored samples."""
         readers = {}
         for task in model.masks:
             use = model.entries_of(task)
@@ -127,7 +127,7 @@ class PALLPlugin(SubnetPlugin):
 
 
 class PALL(TaskStrategy):
-    """Strategy PALL (privacy-aware lifelong learning): WSN subnetworks that are reset and fine-tuned when unlearned.
+    """Strategy PALL (privacy-aware lifelong learning): one subnetwork per task; unlearning resets a task's weights.
 
     Before each task, scores and free weights are drawn. The task uses the best-scored weights of every layer, and
     trains the free ones among them. Unlearning resets every weight trained by the task, or by a repair with its

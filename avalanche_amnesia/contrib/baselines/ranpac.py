@@ -96,9 +96,9 @@ class RanPAC(TaskStrategy):
         """Do nothing: no parameter is trained."""
 
     def optimizer_step(self) -> None:
-        """Add the mini-batch to its task's sums; before the task's first one, check that features are repeatable."""
+        """Instead of an optimizer step, add the mini-batch's features to the sums of its task."""
         sums, labels = self.model.heads[single_task(self.experience)], self.mb_y
-        if not len(sums.hashes):
+        if not len(sums.hashes):  # the task's first mini-batch: check that its features are repeatable
             self._refuse(self.model.fault_of_network(self.mb_x))
         (low, high), last = labels.aminmax(), sums.out_features - 1
         if sums.seen is None or len(sums.seen) != len(labels) or not 0 <= low <= high <= last:

@@ -100,7 +100,7 @@ class Owners(EventMetric):
     lower_bound, upper_bound = 0.0, 1.0
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Before an unlearning: return the current shares under ``OwnersBefore/…``."""
+        """Before an unlearning: return each layer's shares of units used by no, several or one task, as metrics."""
         before = {f"OwnersBefore{name.removeprefix(str(self))}": s for name, s in self.current_values(strategy).items()}
         return self.emit(strategy, before)
 
@@ -141,7 +141,7 @@ def capacity_figure(names: Sequence[str], capacity: Sequence[float], requested: 
 
 @figures.house_style
 def masks_figure(masks: Mapping[int, Mapping[str, Tensor]]) -> Figure:
-    """Draw the units (or weights) that each task not unlearned uses: a panel per layer, a row per task.
+    """Draw the units (or weights) that each remaining task uses: a panel per layer, a row per task.
 
     Args:
         masks: task label -> layer -> mask of shape (units,), in [0, 1]. Layers wider than 1,024 units show the mean of

@@ -109,7 +109,7 @@ class ForgottenSamples(ComparedMetric):
         self._positions: dict[int, list[int]] = {}
 
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Compute the positions of the unlearned samples, then return the metric's value per task and their mean."""
+        """Return the metric on each task's unlearned samples, and its mean over these tasks."""
         sizes = {task: len(experience.dataset) for task, experience in self.train_experiences.items()}
         self._positions = require_unlearning(strategy).forgotten.positions_by_task(sizes)
         return super().values(strategy, unlearned, remaining)
@@ -119,7 +119,7 @@ class ForgottenSamples(ComparedMetric):
         return list(self._positions)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return accuracy or AUC on a task's unlearned samples. No AUC (None) if their classes have no test samples."""
+        """Return accuracy or AUC (``self.kind``) on a task's unlearned samples; None if an AUC lacks test samples."""
         x, y = task_data(self.train_experiences[task], torch.tensor(self._positions[task]))
         logits = partial(in_batches, model, run=lambda part: model(part, task))
         if self.kind == "accuracy":

@@ -116,7 +116,7 @@ class FreshHead(ComparedMetric):
         """Return the attacker's samples of a task: inputs ``(n, …)`` and labels ``(n,)``."""
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the accuracy of a new head; None if the task's mask is missing or features are not finite."""
+        """Fit a new head to features of ``task`` in ``model``; return its test accuracy, or None if fitting fails."""
         (x, y), (test_x, test_y) = self.samples_of(task), task_data(self.test_experiences[task])
         train, test = (self.probed_features(model, main, each, task, remaining, "own") for each in (x, test_x))
         if train is None or test is None:
@@ -176,10 +176,10 @@ class FewShot(FreshHead):
 
 
 def relapse_metrics(benchmark: Any, references: References | None = None) -> list[Relapse]:
-    """Return the metric of relapse on the unlearned tasks of a benchmark; arguments as for :class:`Relapse`."""
+    """Return a list with the metric :class:`Relapse`: test accuracy of a linear probe on unlearned tasks' features."""
     return [Relapse(benchmark, references)]
 
 
 def few_shot_metrics(benchmark: Any, references: References | None = None, *, shots: int = _SHOTS) -> list[FewShot]:
-    """Return the metric of few-shot relearning of unlearned tasks; arguments as for :class:`FewShot`."""
+    """Return a list with the metric :class:`FewShot`: accuracy of a head fitted to few samples of an unlearned task."""
     return [FewShot(benchmark, references, shots)]

@@ -94,7 +94,7 @@ class RepairPlugin(MemoryPlugin):
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """Return ``affected`` tasks that have stored samples and may contain traces of unlearned ones (``tainted``)."""
+        """Return the ``affected`` tasks to repair: those in ``tainted`` (may contain traces) with stored samples."""
         masked = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()
         able = {task for task, samples in self.memory.samples.items() if len(samples)}.intersection(masked, tainted)
         return tuple(task for task in affected if task in able)
@@ -220,7 +220,7 @@ class RepairPlugin(MemoryPlugin):
 
 
 def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return masks, by parameter name, of backbone entries that the unlearning ``changed`` and only ``tasks`` use."""
+    """Return masks, by parameter name, of the ``changed`` backbone entries used by ``tasks`` and by no other task."""
     others = [task for task in model.tasks if task not in tasks and task != model.current_task]
     mine, theirs = ([model.entries_of(task) for task in group] for group in (tasks, others))
     free = {}

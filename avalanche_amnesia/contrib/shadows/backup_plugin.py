@@ -31,14 +31,14 @@ class Backup:
 
 @dataclass(frozen=True)
 class _ShadowedTask:
-    """Shadows (weight copies) of the task in training, each without one earlier task; and normalisation statistics."""
+    """State of a training: per earlier task a shadow (weight copy without that task), and normalisation statistics."""
 
     statistics: TaskStatistics
     shadows: dict[int, Shadow] = field(default_factory=dict)
 
 
 class BackupPlugin(Plugin):
-    """Avalanche plugin that trains shadows with each task: weight copies that learn the task without an earlier task.
+    """Avalanche plugin that also trains each task on shadows: weight copies from which an earlier task is removed.
 
     There is one shadow per earlier task that may be unlearned. It owns the entries that the earlier task was the first
     to use, so entries of still earlier tasks never change, and starts at their values before that task. Its
@@ -71,7 +71,7 @@ class BackupPlugin(Plugin):
         self._now: _ShadowedTask | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: the stored backups (updates and norms that shadows learned)."""
+        """Return the state to save: updates and norms learned by shadows (weight copies without an earlier task)."""
         kept = {
             task: {other: {**vars(backup), "updates": entries_state(backup.updates)} for other, backup in of.items()}
             for task, of in self.kept.items()
@@ -79,7 +79,7 @@ class BackupPlugin(Plugin):
         return {"kept": kept}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state: the stored backups (updates and norms that shadows learned)."""
+        """Load a saved state: updates and norms learned by shadows (weight copies without an earlier task)."""
         [kept] = checked(state, kept=dict)
         self.kept = {
             task: {other: Backup(entries_from_state(held["updates"]), held["parts"]) for other, held in of.items()}
@@ -117,17 +117,17 @@ class BackupPlugin(Plugin):
                 self._now.shadows[other] = self.shadow_class(model, task, region, start, offset, strategy.optimizer)
 
     def _entries_to_train(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
-        """Return masks, by backbone parameter name, of entries that a shadow trains: those first used by ``other``."""
+        """Return masks, by parameter name, of entries first used by ``other``; the shadow without it trains these."""
         return entries_first_used(model, other, earlier=tasks[: tasks.index(other)])
 
     def _initial_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return a shadow's initial weights, by backbone parameter name: values before the training of ``other``."""
+        """Return initial weights of the shadow that learns ``task`` without ``other``: values from before ``other``."""
         return backbone_entries(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the backward pass: add the shadows' mean loss, without touching the main network's random numbers."""
+        """Before the backward pass: add the mean loss of the shadows (weight copies without an earlier task)."""
         now = self._now
         if now is None or not now.shadows:
             return
@@ -138,12 +138,12 @@ class BackupPlugin(Plugin):
             x, y = x[rows], y[rows]
             if len(x) < 2:
                 return
-        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        with torch.random.fork_rng([x.device] if x.is_cuda else []):  # keeps the main training's random numbers
             losses = [strategy._criterion(shadow.logits(x), y) for shadow in now.shadows.values()]
         strategy.loss = strategy.loss + sum(losses) / len(losses)
 
     def learned_by_backward(self) -> list[Tensor]:
-        """Return the shadows' parameters, whose gradients distributed training sums over all processes."""
+        """Return the parameters of all shadows (weight copies); in distributed training, their gradients are summed."""
         return [] if self._now is None else [p for shadow in self._now.shadows.values() for p in shadow.parameters]
 
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -153,7 +153,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """After a task's training: store what each shadow learned at entries that this and its earlier task use."""
+        """After a task's training: for each earlier task, store what its shadow learned at entries both tasks use."""
         self.kept = {
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
             for later, of_task in self.kept.items()
@@ -179,7 +179,7 @@ class BackupPlugin(Plugin):
         return not self.kept.get(task, {}).keys().isdisjoint(removed)
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, removed: Collection[int]) -> Revisions:
-        """Return revisions (new values of recorded updates): the shadows' updates in place of the tasks' own."""
+        """Return replacements for recorded updates: by task, what weight copies learned without a ``removed`` task."""
         return {
             task: {
                 f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
@@ -189,7 +189,7 @@ class BackupPlugin(Plugin):
         }
 
     def _newest_updates(self, tasks: Sequence[int], removed: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Return the shadows' updates by task and parameter name; an entry only for the last task that has one."""
+        """Return the shadows' updates by task and parameter name; for each weight, keep only the last task's update."""
         affected = [task for task in tasks if task in self.kept and task not in removed]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
@@ -202,7 +202,7 @@ class BackupPlugin(Plugin):
         return result
 
     def _updates_without(self, task: int, removed: Collection[int]) -> dict[str, SparseValues]:
-        """Return updates by a task's shadows that left out a task in ``removed``, by parameter name; later ones win."""
+        """Return, by parameter name, updates that weight copies without a ``removed`` task learned in ``task``."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in removed if other in of_task):
@@ -213,7 +213,7 @@ class BackupPlugin(Plugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, tasks: Sequence[int], removal: Removal, change: Transaction) -> list[str]:
-        """Give affected tasks the norms of their shadows, and delete backups that involve the unlearned ``tasks``."""
+        """Give affected tasks the norms that weight copies learned without ``tasks``; delete backups of ``tasks``."""
         change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.changed.items()}
         for task, of_task in self.kept.items():

@@ -19,7 +19,7 @@ from avalanche_amnesia.trajectory.sparse import SparseValues
 
 
 class Shadow:
-    """Copy of the weights of an earlier task (the region), trained on the current task as if that one were unlearned.
+    """Copy of an earlier task's weights (the region), trained on a later task as if the earlier one were unlearned.
 
     One forward pass uses the shadow's values in the region, and the main weights elsewhere.
     With region ``C``, shadow ``B`` and the earlier task's update ``D``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
@@ -49,14 +49,14 @@ class Shadow:
         self._step = BareStep(sibling_optimizer(optimizer, self.parameters))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the shadow network's logits ``(batch, classes)`` for the task in training, through its soft mask."""
+        """Return logits ``(batch, classes)`` of the task in training, with the shadow's weights and a soft mask."""
         head, gate = self.model.head(self.task), self.model.gate.leaves.detach_masks()
         features = functional_call(self.model.backbone, self._weights(), (x, self.parts, gate))
         return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
-        """Return the weights to run: the shadow's in its region, else the main ones minus the earlier task's update."""
+        """Return weights without the earlier task: shadow values in its region, else main values minus its update."""
         torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
@@ -64,7 +64,7 @@ class Shadow:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take an optimizer step for the shadow's weights and for its copy of the task's normalisation layers."""
+        """Update the shadow's weights, and its copy of the task's normalisation layers, by one optimizer step."""
         self._step()
         for parameter in self.parameters:
             parameter.grad = None
@@ -76,12 +76,12 @@ class Shadow:
         return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
     def masked_features(self, x: Tensor) -> Tensor:
-        """Return the shadow network's features ``(batch, features)`` through the task's binary mask."""
+        """Return features ``(batch, features)`` computed with the shadow's weights and the task's binary mask."""
         mask = self.model.read_mask(self.model.binary_mask(self.task))
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
     def learned_change(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
-        """Return what the shadow learned (trained minus initial values) at entries True in ``use``, by name."""
+        """Return trained minus initial values of the shadow's weights where ``use`` is True, by parameter name."""
         result = {}
         for name, inside in self.region.items():
             learned_change = torch.zeros_like(self._values[name].data)
@@ -104,11 +104,11 @@ def entries_first_used(model: MaskedModel, task: int, earlier: Iterable[int]) ->
     return result
 
 
-def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
-    """Return a strategy's (HATPlugin, TrajectoryPlugin), which ``made`` needs; raise ValueError if one is missing."""
+def method_plugins(strategy: Strategy, call: str) -> tuple[HATPlugin, TrajectoryPlugin]:
+    """Return a strategy's (HATPlugin, TrajectoryPlugin); if one is missing, raise ValueError that quotes ``call``."""
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(
-            f"{made.partition('(')[0]}() needs HATPlugin(), TrajectoryPlugin() first: AmnesiacHAT(compensation={made})"
+            f"{call.partition('(')[0]}() needs HATPlugin(), TrajectoryPlugin() first: AmnesiacHAT(compensation={call})"
         )
     return masking, recorder

@@ -145,7 +145,7 @@ def bursts(n_tasks: int, size: int = 2, every: int = 3) -> Scenario:
 
 
 def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
-    """Return a scenario where a task is permanent after ``tasks`` more; every ``every``-th is unlearned just before."""
+    """Return a scenario that unlearns every ``every``-th task just before it is permanent (after ``tasks`` more)."""
     tasks, every = checks.whole_number("tasks", tasks, 2), checks.whole_number("every", every, 2)
     checks.whole_number("n_tasks", n_tasks, tasks + 1)
     requested = range(0, n_tasks - tasks + 1, every)
@@ -153,7 +153,7 @@ def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
 
 
 def permanent(n_tasks: int, every: int = 2) -> Scenario:
-    """Return a scenario where every ``every``-th task is never unlearned, and each other one after the next task."""
+    """Return a scenario that unlearns each task after the next one, except every ``every``-th: these are permanent."""
     checks.whole_number("n_tasks", n_tasks, 3)
     stays = range(0, n_tasks, checks.whole_number("every", every, 2))
     return Scenario({at: [at - 1] for at in range(1, n_tasks) if at - 1 not in stays}, tuple(stays))

@@ -103,7 +103,7 @@ class SlurmExecutor:
         return job.result()
 
     def lost(self, error: BaseException) -> bool:
-        """Return True if ``error`` means that a job ended without a result and without raising an error."""
+        """Return True if ``error`` says that a job was lost (killed or crashed); False if its function raised it."""
         utils = self._submitit.core.utils
         return isinstance(error, utils.UncompletedJobError) and not isinstance(error, utils.FailedJobError)
 

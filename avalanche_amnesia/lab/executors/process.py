@@ -47,7 +47,7 @@ class ProcessExecutor:
         return isinstance(error, BrokenExecutor)
 
     def close(self) -> None:
-        """Kill the worker processes, also running ones; no state in a store is left half written."""
+        """Kill the worker processes, even busy ones; saved states stay valid, because they are written atomically."""
         worker_processes(self.workers, self._n_gpus).shutdown(wait=True, kill_workers=True)
 
 

@@ -35,7 +35,7 @@ class JSONWriter:
         self._n = dict.fromkeys(_FILES, 0)
 
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
-        """Append a line of settings to the log; settings of earlier lines take precedence."""
+        """Append a line to the log with a strategy's settings, and with a name for the run if it has none."""
         self._append("settings", settings=settings, name=name)
 
     def define(self, metric: str, axis: str) -> None:

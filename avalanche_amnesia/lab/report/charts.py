@@ -16,7 +16,7 @@ from avalanche_amnesia.lab.report.wording import over_seeds
 
 @dataclass(frozen=True)
 class Axis:
-    """A chart axis: label, number formats and limits; a logarithmic axis starts with a step for undetectable values."""
+    """A chart axis: label, number formats, limits; a log axis's lowest tick stands for values too small to detect."""
 
     label: str
     words: Callable[[float], str]
@@ -135,9 +135,9 @@ def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
     return [(round(position(tick), 2), axis.tick_words(tick)) for tick in ticks], position
 
 
-def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
-    """Return a logarithmic scale for the numbers in ``reach``; its first step is for undetectably small values."""
-    there = [value for value in reach if value >= RESOLUTION] or [1.0]
+def _logarithmic(axis: Axis, numbers: Sequence[float]) -> Scale:
+    """Return a logarithmic scale for ``numbers``; its lowest tick stands for all numbers too small to detect."""
+    there = [value for value in numbers if value >= RESOLUTION] or [1.0]
     first, last = math.floor(math.log10(min(there))), math.ceil(math.log10(max(there)))
     first = min(first, last - 1)
     length = last - first + 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from avalanche_amnesia.evaluation.resolution import distance_in_words, floor_ratio
 from avalanche_amnesia.lab.report.charts import Axis
-from avalanche_amnesia.lab.report.reading import Get, Moment, number
+from avalanche_amnesia.lab.report.reading import Evaluation, Get, number
 from avalanche_amnesia.lab.report.wording import percent, points, share, times
 
 
@@ -54,33 +54,33 @@ class TraceTest:
 
     @property
     def compared_metric(self) -> str:
-        """Return the name of the metric compared with ``metric``: usually the same one on the retrained model."""
+        """Return the name of the metric to compare with: usually ``<metric>_reference``, of the retrained model."""
         return f"{self.metric}{self.compare_to}" if self.compare_to.startswith("_") else self.compare_to
 
 
-def jsd_names(moment: Moment) -> list[str]:
+def jsd_names(moment: Evaluation) -> list[str]:
     """Return the names of all measured Jensen–Shannon divergences, ``JSD_own`` (through the tasks' own masks) first."""
     counts = (name for name in moment.numbers if name.startswith("JSD_") and name.endswith("_tasks"))
     return sorted((name.removesuffix("_tasks") for name in counts), key=lambda name: (name != "JSD_own", name))
 
 
-def jsd_name(moment: Moment) -> str:
-    """Return the name of the first JSD (:func:`jsd_names`), which the report shows; empty if none was measured."""
+def jsd_name(moment: Evaluation) -> str:
+    """Return the name of the JSD that the report shows: the first of :func:`jsd_names`; empty if there is none."""
     return next(iter(jsd_names(moment)), "")
 
 
 def jsd_of(suffix: str = "") -> Get:
-    """Return a function that reads from an evaluation the report's JSD or, with ``suffix``, a noise floor of it."""
+    """Return a function that reads an evaluation's JSD or (``suffix="_floor_…"``) the JSD of two retrained models."""
     return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 
-def ratio_of(moment: Moment, name: str) -> float | None:
+def ratio_of(moment: Evaluation, name: str) -> float | None:
     """Return a distance to the retrained model, divided by that of two models retrained in different data orders."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 
 
-def mean_accuracy(moment: Moment) -> float | None:
+def mean_accuracy(moment: Evaluation) -> float | None:
     """Return an evaluation's mean test accuracy over tasks not unlearned, or None if no such task was tested."""
     found = moment.accuracy.values()
     return sum(found) / len(found) if found else None

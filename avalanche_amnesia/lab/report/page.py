@@ -42,7 +42,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _strategy_row(entry: Entry) -> Line:
-    """Return a strategy's row in the summary: verdict, costs, accuracies on unlearned tasks (without any: samples)."""
+    """Return a strategy's row in the summary: verdict, costs, and accuracy on unlearned tasks or unlearned samples."""
     read_of = (each for each in TRACE_TESTS if each is OLD_HEAD or each.of_samples)
     test = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
     metrics = (

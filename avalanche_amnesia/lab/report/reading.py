@@ -28,19 +28,19 @@ _LISTED = re.compile(r"\d+(, \d+)*")
 
 
 @dataclass(frozen=True)
-class Moment:
-    """An evaluation of a run between two tasks, with the metrics measured since the previous such evaluation.
+class Evaluation:
+    """An evaluation of a run after a task: remaining and unlearned tasks, and the metrics measured at that time.
 
     Attributes:
         task: the task just trained.
         remaining: remaining tasks, in training order.
         unlearned: all tasks unlearned so far, in the order of unlearning.
-        unlearned_now: tasks unlearned since the previous moment.
+        unlearned_now: tasks unlearned since the previous evaluation.
         parts: descriptions of all samples of remaining tasks unlearned so far, one per request.
-        parts_now: descriptions of samples unlearned since the previous moment.
+        parts_now: descriptions of samples unlearned since the previous evaluation.
         claim: claim of the last unlearning so far.
         numbers: metrics after the last event (end of a task or unlearning); the last value counts.
-        capacity_before: free capacity before the first request since the previous moment.
+        capacity_before: free capacity before the first request since the previous evaluation.
     """
 
     task: int
@@ -69,7 +69,7 @@ class Moment:
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Return test accuracies by task; an unlearned task's is measured with a copy of its head from before."""
+        """Return test accuracies by task; an unlearned task is tested with its head from before the unlearning."""
         return self.accuracy | self.by_task("UnlearnedAccuracy")
 
 
@@ -105,7 +105,7 @@ class Run:
     settings: Mapping[str, Any]
     seed: Any
     versions: Mapping[str, str]
-    moments: Sequence[Moment]
+    moments: Sequence[Evaluation]
     records: Sequence[Mapping[str, Any]] = ()
     costs: Sequence[Cost] = ()
     id: str = ""
@@ -113,13 +113,13 @@ class Run:
     unrecorded: int = 0
 
     @property
-    def last(self) -> Moment:
+    def last(self) -> Evaluation:
         """Return the last evaluation of the run."""
         return self.moments[-1]
 
     @property
     def unlearns(self) -> bool:
-        """Return True unless all requests to unlearn were only recorded, and nothing was unlearned (a control)."""
+        """Return False for a control run, which records all requests to unlearn but unlearns nothing; else True."""
         return not self.records or not all(NOT_OBEYED in record["plan"]["reasons"] for record in self.records)
 
     @property
@@ -137,7 +137,7 @@ class Spread:
     high: float
 
 
-Get = Callable[[Moment], float | None]
+Get = Callable[[Evaluation], float | None]
 
 
 @dataclass(frozen=True)
@@ -154,21 +154,21 @@ class Entry:
 
     @property
     def after(self) -> list[int]:
-        """Return the tasks followed by an evaluation, in training order."""
+        """Return the tasks after which the run was evaluated, in training order."""
         return [moment.task for moment in self.first.moments]
 
     @property
-    def requests(self) -> dict[int, Moment]:
-        """Return the first run's evaluations that follow a request to unlearn, as a dict of position to Moment."""
+    def requests(self) -> dict[int, Evaluation]:
+        """Return the first run's evaluations that follow a request to unlearn, by their index in the run."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property
     def costs(self) -> list[Cost]:
-        """Return the costs (seconds to unlearn and to retrain) of all unlearnings of all seeds."""
+        """Return the seconds to unlearn and to retrain, for every unlearning in the runs of all seeds."""
         return [cost for run in self.runs for cost in run.costs]
 
     def spread(self, get: Get, position: int = -1) -> Spread | None:
-        """Return mean and range over seeds of a number read after the ``position``-th task; -1: at the stream's end."""
+        """Apply ``get`` to evaluation number ``position`` (-1: last) of each run; return mean, minimum, maximum."""
         return spread(get(run.moments[position]) for run in self.runs if position < len(run.moments))
 
 
@@ -181,7 +181,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def plan_values(runs: Sequence[Run], name: str) -> list[str]:
-    """Return the distinct values in the list ``name``, such as ``reasons``, of the runs' unlearning plans."""
+    """Collect the lists ``name`` (such as ``reasons``) of all unlearning plans; return their distinct values."""
     plans = (record["plan"] for run in runs for record in run.records)
     return list(dict.fromkeys(entry for plan in plans for entry in plan.get(name, ())))
 
@@ -212,7 +212,7 @@ def read_runs(folder: str | Path) -> list[Run]:
 def read_run(folder: str | Path) -> Run:
     """Read one run from the log in its folder.
 
-    A row with the table of events ends a moment, because the logger writes it after each evaluation between tasks.
+    A row with the table of events ends an evaluation, because the logger writes it after each evaluation between tasks.
 
     Args:
         folder: folder with ``run.jsonl``.
@@ -265,10 +265,10 @@ def read_run(folder: str | Path) -> Run:
 
 
 class _Reader:
-    """Collector of evaluations between tasks (:class:`Moment`) and of costs from the rows of a run's log."""
+    """Reader of a run's log, row by row: collects the run's evaluations between tasks, and costs of its unlearnings."""
 
     def __init__(self) -> None:
-        self.moments: list[Moment] = []
+        self.moments: list[Evaluation] = []
         self.costs: list[Cost] = []
         self.claims = 0
         self._numbers: Numbers = {}
@@ -276,7 +276,7 @@ class _Reader:
         self._event = self._ended = -1
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Add a row of the log; a row with the table of events completes the current evaluation."""
+        """Add a row of the log; if the row contains the table of events, it ends the current evaluation."""
         if row[EVENT] != self._event:  # drop metrics from before the event: their task may be unlearned now
             self._numbers, self._event = {}, row[EVENT]
         for key, value in row.items():
@@ -313,7 +313,7 @@ class _Reader:
         read = [task for task in self._numbers.get("UnlearnedAccuracy", {}) if task is not None]
         earlier = [task for task in read if task not in removed and task not in remaining]
         self.moments.append(
-            Moment(
+            Evaluation(
                 task=events[-1]["task"],
                 remaining=remaining,
                 unlearned=(*earlier, *removed),

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, Cell, LineChart, Matrix, Series, scale_of
 from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, TRACE_TESTS, TraceTest, jsd_names, jsd_of, ratio_of
-from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flatten, number
-from avalanche_amnesia.lab.report.tables import Row, Table, by_moment, cell, text
+from avalanche_amnesia.lab.report.reading import Entry, Evaluation, Get, Run, flatten, number
+from avalanche_amnesia.lab.report.tables import Row, Table, by_evaluation, cell, text
 from avalanche_amnesia.lab.report.wording import MISSING, points, share, times
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
@@ -38,7 +38,7 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 ("order", "floor: another data order", jsd_of("_floor_order")),
                 ("seed", "floor: another seed", jsd_of("_floor_seed")),
             ),
-            tables=by_moment("JSD", entries, _jsd_rows),
+            tables=by_evaluation("JSD", entries, _jsd_rows),
         ),
         **{test.key: Section(_trace_charts(entries, test)) for test in TRACE_TESTS},
         "difference": Section(
@@ -49,7 +49,7 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 ("never", "control: only heads fitted again", _CONTROL),
             ),
         ),
-        "transfer": Section(tables=by_moment("Remaining tasks", entries, _transfer_rows)),
+        "transfer": Section(tables=by_evaluation("Remaining tasks", entries, _transfer_rows)),
         "capacity": Section(
             lines(
                 "free capacity",
@@ -67,14 +67,14 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
     }
 
 
-def _transfer_rows(moment: Moment) -> Iterator[Row]:
+def _transfer_rows(moment: Evaluation) -> Iterator[Row]:
     forgetting, transfer = moment.number("Forgetting"), moment.number("BackwardTransfer")
     if forgetting is not None or transfer is not None:
         yield {"average forgetting": cell(forgetting, points), "backward transfer": cell(transfer, points)}
 
 
-def _jsd_rows(moment: Moment) -> Iterator[Row]:
-    """Yield a table row per kind of JSD to the retrained model, with its noise floors (JSD of two retrained models)."""
+def _jsd_rows(moment: Evaluation) -> Iterator[Row]:
+    """Yield a table row per measured JSD: to the retrained model and, as noise floors, between two retrained models."""
     for name in jsd_names(moment):
         by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {
@@ -88,7 +88,7 @@ def _jsd_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _comparison(caption: str, what: str, entries: Sequence[Entry], of: Callable[[Run], Mapping[str, Any]]) -> Table:
-    """Return a table that compares settings or versions: a column per strategy, taken from the strategy's first run."""
+    """Return a table with a row per setting (or package) and a column per strategy, with values of its first run."""
     found = [of(entry.first) for entry in entries]
     names = dict.fromkeys(name for each in found for name in each)
     rows = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from avalanche_amnesia.lab.report.reading import Entry, Moment, Run, Spread
+from avalanche_amnesia.lab.report.reading import Entry, Evaluation, Run, Spread
 from avalanche_amnesia.lab.report.wording import MISSING, over_seeds
 
 CSV_COLUMNS = ("run", "seed", "after", "task", "metric", "value")
@@ -65,11 +65,11 @@ def by_seed(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Ite
     return [table(f"{caption} (one row per seed; numbers in full when copied)", rows)] if rows else []
 
 
-def by_moment(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """Return all evaluations' rows as one table, as :func:`by_seed`, with a column for the task trained last."""
+def by_evaluation(caption: str, entries: Sequence[Entry], rows: Callable[[Evaluation], Iterable[Row]]) -> list[Table]:
+    """Return a list with one table of all evaluations' rows, with columns for strategy, seed and last trained task."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
-        return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
+        return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows(moment))
 
     return by_seed(caption, entries, rows_of_run)
 
@@ -95,8 +95,8 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     return file.getvalue()
 
 
-def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """Yield an evaluation's CSV rows (task or None, name, value): its tasks, guarantee and metrics, without times."""
+def _rows(moment: Evaluation) -> Iterator[tuple[Any, str, Any]]:
+    """Yield an evaluation as CSV rows (task or None, name, value): tasks, claim of exactness, metrics except times."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
     yield None, "claim", moment.claim

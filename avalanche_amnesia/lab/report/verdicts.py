@@ -140,7 +140,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Return the weakest claim of all unlearnings, such as ``approximate``; an empty text if nothing was unlearned.
+    """Return the weakest claim of all unlearnings (approximate, conditional, exact); empty if nothing was unlearned.
 
     ``exact, proved`` if every claim is ``exact``, and the last one of each run was proved.
     """
@@ -169,7 +169,7 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _outcomes(runs: Sequence[Run], exact: bool) -> Iterator[Outcome]:
-    """Yield the outcome of each test for traces of unlearned tasks or samples, and one outcome for all JSDs."""
+    """Yield each trace test's outcome, and one for all JSDs to retrained models; ``exact``: any difference counts."""
     whole, parts = any(run.last.unlearned for run in runs), any(run.last.parts for run in runs)
     tests = [test for test in TRACE_TESTS if (parts if test.of_samples else whole)]
     yield from (_outcome(test, runs, exact) for test in tests)
@@ -198,7 +198,7 @@ def _outcome(test: TraceTest, runs: Sequence[Run], exact: bool) -> Outcome:
 
 
 def _differs(test: TraceTest, runs: Sequence[Run]) -> bool:
-    """Return True if the test's metric differs between this model and the retrained model in any run."""
+    """Return True if, in at least one run, the metric differs between the tested and the retrained model."""
     if test.in_floors:  # the JSD of equal models is 0
         return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(test.metric, {}).values())
     return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(test, run))
@@ -247,7 +247,7 @@ def _compare(test: TraceTest, runs: Sequence[Run]) -> Outcome:
 
 
 def _likely_trace(test: TraceTest, runs: Sequence[Run]) -> str:
-    """Test all samples together for a likely trace; return the numbers as text, or an empty string for no trace.
+    """Pool the test samples of all runs; if a trace of unlearned tasks is likely, return the numbers, else empty text.
 
     A one-sided test of two proportions of all test samples, of the model and of the higher one of two retrained models.
     The difference of these, which have other data orders, is added to the noise, because orders move whole tasks.
@@ -267,14 +267,14 @@ def _likely_trace(test: TraceTest, runs: Sequence[Run]) -> str:
 
 
 def _pairs(test: TraceTest, run: Run) -> list[Pair]:
-    """Return a metric's values on this and the retrained model, paired by task; else the pair of means over tasks."""
+    """Return the metric on the tested and the retrained model, paired by task; if there are only means, their pair."""
     here, there = (run.last.numbers.get(name, {}) for name in (test.metric, test.compared_metric))
     shared = [task for task in here if task in there]
     return [Pair(task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
 
 
 def _unmeasured(test: TraceTest, run: Run) -> set[int]:
-    """Return unlearned tasks whose metric lacks a value on this or the retrained model; empty if only a mean exists."""
+    """Return unlearned tasks without the metric on the tested or retrained model; none if only means were logged."""
     read = {pair.task for pair in _pairs(test, run)}
     return set() if test.of_samples or None in read else set(run.last.unlearned) - read
 

@@ -66,7 +66,7 @@ def _is_script_plugin(plugin: Any) -> bool:
 
 
 def script_code(roots: Iterable[object], skip: Iterable[object] = (), *, files: bool = True) -> list[str]:
-    """Return the script's code and plain values inside ``roots`` as sorted lines, each a path and its value.
+    """Return the user's code and plain values reachable from ``roots`` as sorted lines of text, to hash or compare.
 
     Functions and classes of the script count with the values in their closures, defaults and globals. Containers and
     attributes are followed; an object met before is only named. Values are numbers, text (``files``: with size and time
@@ -107,7 +107,7 @@ def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
         found = [*assumptions.parts_of(obj)]
         for at, part in found:  # under another name, its reads are not recognised: then all variables count
             is_named = at.endswith((".environ", ".getenv")) and (part is os.environ or part is os.getenv)
-            yield at, _variables(obj) if is_named else part
+            yield at, _environment_variables(obj) if is_named else part
         if any(part is by_name for _, part in found for by_name in (eval, exec, globals)):  # it may read any of them
             yield ".globals", {name: assumptions.as_text(v) for name, v in getattr(obj, "__globals__", {}).items()}
         yield ".code", getattr(obj, "__code__", None)
@@ -131,8 +131,8 @@ def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
                 yield ".state", copyreg.dispatch_table.get(type(obj), lambda it: it.__reduce_ex__(2))(obj)
 
 
-def _variables(function: Any) -> dict[str, Any]:
-    """Return the environment's variables that a function spells out, or all of them if it computes a name."""
+def _environment_variables(function: Any) -> dict[str, Any]:
+    """Return environment variables whose names are literals in a function's code; all, if a name is not a literal."""
     codes = [function.__code__] if isinstance(function, FunctionType) else []
     for code in codes:
         codes += [nested for nested in code.co_consts if isinstance(nested, CodeType)]
@@ -148,7 +148,7 @@ def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_installed(obj: Any) -> bool:
-    """Return True for a class or function of an installed package, or for any object from a package in ``_HOSTS``."""
+    """Return True for installed classes and functions, and for any object of this package, Avalanche or W&B."""
     is_named = isinstance(obj, (type, FunctionType, BuiltinFunctionType))
     module = str((obj if is_named else type(obj)).__module__)
     return module.split(".")[0] in _HOSTS or (is_named and assumptions.is_installed(obj))

@@ -26,18 +26,18 @@ _WORK: list[Callable[[], str]] = []
 
 
 class NotRepeatableError(Exception):
-    """Error for first mini-batches that differ between two reads, or can't be read without the user's plugins."""
+    """Error: a training's first mini-batches could not be read, or differed when they were read a second time."""
 
 
-def without_trace(read: Callable[[], str], strategy: Strategy, *given: Any) -> str:
-    """Return ``read()``; if it runs user code, call it in a copy of this process, so that the code keeps no trace.
+def without_side_effects(read: Callable[[], str], strategy: Strategy, *inputs: Any) -> str:
+    """Return ``read()``; if the strategy or ``inputs`` contain user code, call it in a fork without side effects.
 
     Where processes can't be copied (Windows, with a GPU, workers of ``multiprocessing.Pool``), this process calls it.
 
     Raises:
         NotRepeatableError: that copy ended without an answer, or needed more than 300 seconds.
     """
-    is_open = any(True for _ in open_in([*type(strategy).__mro__, *given, replaced_methods(strategy)]))
+    is_open = any(True for _ in open_in([*type(strategy).__mro__, *inputs, replaced_methods(strategy)]))
     # CUDA can't be used after a fork, and reading looks at its random state.
     if not is_open or current_process().daemon or torch.cuda.is_available() or "fork" not in get_all_start_methods():
         return read()
@@ -61,7 +61,7 @@ def _call_in_copy() -> str:
 
 
 def first_batches(strategy: Strategy, experience: Any, steps: int, **options: Any) -> list[list[str]]:
-    """Return hashes of all tensors in each of a training's first mini-batches; raise an error if two reads differ."""
+    """Hash all tensors of a training's first ``steps`` mini-batches; raise an error if a second read gives others."""
     host: Any = strategy  # the methods called here are not public
     plugins = [plugin for plugin in strategy.plugins if isinstance(plugin, SeedingPlugin)]
     attributes = dict(vars(strategy))

@@ -44,7 +44,7 @@ class ReferenceWorkers:
         executor = worker_processes(self._n)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(file), settings, *path) for path in paths]
-        _end_with_the_program(executor)
+        _kill_workers_at_exit(executor)
 
     def failure(self) -> BaseException | None:
         """Return the first error of a worker's training, or None if no training failed."""
@@ -53,8 +53,8 @@ class ReferenceWorkers:
 
 
 @functools.cache
-def _end_with_the_program(executor: Any) -> None:
-    """Register an exit hook that kills the workers. States in the store stay complete.
+def _kill_workers_at_exit(executor: Any) -> None:
+    """Register an exit hook that kills the workers; saved states stay valid, because they are written atomically.
 
     Call this after the first submission: threading's exit hooks run in reverse order of registration, and this hook
     must run before loky's hook, which waits for running trainings.

@@ -39,7 +39,7 @@ class RunPlan:
 def reference_paths(
     make_strategy: Callable[..., Any], benchmark: Any, store: RunStore, kinds: Iterable[Expected]
 ) -> list[list[str]]:
-    """Return a list of state keys in the store, in training order, per reference model that the metrics need."""
+    """Return, for each reference model that metrics need, the store's keys of its states in training order."""
     paths = []
     for kind in kinds:
         references = References(make_strategy, benchmark)
@@ -52,7 +52,7 @@ def reference_paths(
 
 
 def plan_paths(paths: Iterable[Sequence[str]], store: RunStore, further: int = 0) -> RunPlan:
-    """Return the plan for paths (lists of state keys in a store) and for ``further`` trainings outside the store."""
+    """Plan the trainings of ``paths`` (lists of state keys): stored states are skipped, ``further`` trainings added."""
     keys = [key for path in paths for key in path]
     there = sum(map(store.has, set(keys)))
     left = len(set(keys)) - there + further

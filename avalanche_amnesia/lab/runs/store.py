@@ -25,7 +25,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import few_samples, labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.lab.runs.behaviour import facts_of, script_code
-from avalanche_amnesia.lab.runs.first_batches import NotRepeatableError, first_batches, without_trace
+from avalanche_amnesia.lab.runs.first_batches import NotRepeatableError, first_batches, without_side_effects
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.files import BLOB, STATE, Parts, explain_errors, read_body, read_state, write_state
 from avalanche_amnesia.saving.values import StateError
@@ -235,7 +235,7 @@ class StoredRun:
 
     @property
     def stored(self) -> bool:
-        """True if the strategy's states are saved and shared."""
+        """True if the run saves its states in the store, where other runs can load them."""
         return self._fresh is not None
 
     @property
@@ -256,7 +256,7 @@ class StoredRun:
         return self._strategy
 
     def restart(self) -> None:
-        """Reset the run to the untrained strategy. StateError: steps were done, but their states can't be stored."""
+        """Reset the run to the untrained strategy; raise StateError if the run took steps without storing states."""
         if self._path and not self.stored:
             raise StateError("the states of this run are not stored, so it can't go back: build the strategy again")
         self._path = []
@@ -315,7 +315,7 @@ class StoredRun:
         return self._seconds[self.key]
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
-        """Return the keys of the states of a new run on ``experiences``, one per experience, without training."""
+        """Return, without training, the keys under which a new run's state after each experience would be stored."""
         keys = accumulate(experiences, lambda key, e: self._key_of_training(key, e, options), initial=self._root)
         return list(keys)[1:]
 
@@ -324,9 +324,9 @@ class StoredRun:
         if which not in self._data:
             self._stop_if_changed()
         if self.stored and which not in self._data:
-            read = partial(_data_facts, self._strategy, experience, options)
+            read = partial(_hash_data, self._strategy, experience, options)
             try:
-                self._data[which] = experience, without_trace(read, self._strategy, experience, options)
+                self._data[which] = experience, without_side_effects(read, self._strategy, experience, options)
             except NotRepeatableError as error:
                 self._stop_sharing(str(error))
         if not self.stored:
@@ -345,7 +345,7 @@ class StoredRun:
             raise
 
     def _stop_if_changed(self) -> None:
-        """Stop sharing states if other code has changed the strategy, because the keys do not cover such changes."""
+        """Stop storing this run's states if other code has changed the strategy, because keys ignore such changes."""
         if not self.stored or not self._loaded_key:
             return
         now = facts_of(self._strategy)
@@ -364,7 +364,7 @@ class StoredRun:
         warnings.warn(f"the states of this run are not stored: {reason}", stacklevel=6)
 
     def _load_current(self) -> None:
-        """Set the strategy to the run's current state: load the last stored state, and compute the steps after it."""
+        """Bring the strategy to the run's current state: load the last stored state, then run all later steps."""
         ahead: list[_Step] = []
         for step in reversed(self._path):
             if self._loaded_key == step.key or self._load_stored(step.key):
@@ -421,8 +421,8 @@ class StoredRun:
             self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, parts)
 
 
-def _data_facts(strategy: Strategy, experience: Any, options: Mapping[str, Any]) -> str:
-    """Hash the data of a training: samples, first mini-batches, code of the data set, requests, the stream's tasks.
+def _hash_data(strategy: Strategy, experience: Any, options: Mapping[str, Any]) -> str:
+    """Return a hash of a training's data: samples, first mini-batches, data set code, unlearning requests, tasks.
 
     Inputs are read as in an evaluation: all inputs if they are in memory, else a few, evenly spaced.
     """
@@ -441,7 +441,7 @@ def _data_facts(strategy: Strategy, experience: Any, options: Mapping[str, Any])
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
-    """Return a new strategy's key: a hash of its state, code, device and package versions; random without a state."""
+    """Return an untrained strategy's key: a hash of its state, code, device, versions; random if ``state`` is None."""
     if state is None:
         return os.urandom(16).hex()
     body, parts = state

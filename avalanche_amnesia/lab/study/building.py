@@ -227,7 +227,7 @@ def _make_model(
 
 
 def _make_object(name: str, value: Any, kind: type, seed: int) -> Any:
-    """Return the value of a strategy's option; if the option is an object, build the object from its settings."""
+    """Return a strategy's argument for a setting: the value itself, or an object built from the nested settings."""
     masks = training.ScoredWeights if issubclass(kind, training.WSN) else training.HardAttention
     classes: dict[str, Maker] = {
         "masks": masks,

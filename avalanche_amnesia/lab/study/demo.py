@@ -87,7 +87,7 @@ _FILES = """\
 
 
 def _final_text(runs: Sequence[Run]) -> str:
-    """Return text with verdicts on traces of unlearned tasks in all runs, a table of final metrics, and legends."""
+    """Return text for the end of the demo: a verdict on each run, a table of final metrics, and their explanations."""
     rows = []
     for measure in MEASURES.values():
         values = [measure.get(run.last) for run in runs]

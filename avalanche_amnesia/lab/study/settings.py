@@ -201,7 +201,7 @@ class Cell:
 
 
 def find_named(name: str, path: str, known: Mapping[str, Any] | None = None) -> Any:
-    """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``path``."""
+    """Return ``known[name]``, or import ``name`` (``module:object``); errors mention ``path``, the setting's place."""
     if known:
         if name in known:
             return known[name]

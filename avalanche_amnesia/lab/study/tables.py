@@ -14,7 +14,7 @@ from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_word
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import (
     OF_STUDY,
-    Moment,
+    Evaluation,
     Run,
     drop_seeds,
     entries,
@@ -40,7 +40,7 @@ def read_study(folder: Path) -> list[Run]:
     return runs
 
 
-def _moment_values(moment: Moment) -> dict[str, Any]:
+def _moment_values(moment: Evaluation) -> dict[str, Any]:
     """Return an evaluation's tasks, accuracies and metrics as plain values, for JSON."""
     return {
         "task": moment.task,
@@ -131,7 +131,7 @@ def _below_detection(run: Run) -> bool:
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
-    """Raise ValueError if an experiment's runs differ in stream, network or budget, or a row's runs in any setting."""
+    """Raise ValueError if an experiment's runs differ in stream, network, budget, or a row's runs in more than seed."""
     seen: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries(runs):  # raises an error for a run given twice
         settings = flatten(drop_seeds(entry.first.settings))

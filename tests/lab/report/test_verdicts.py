@@ -7,7 +7,7 @@ import numpy as np
 
 from avalanche_amnesia.audit.record import NOT_OBEYED
 from avalanche_amnesia.lab.report.measures import JSD, TRACE_TESTS
-from avalanche_amnesia.lab.report.reading import Entry, Moment, Run
+from avalanche_amnesia.lab.report.reading import Entry, Evaluation, Run
 from avalanche_amnesia.lab.report.verdicts import verdict_of, verdicts_as_text
 
 REMAINING = "JSD through the masks of remaining tasks"
@@ -36,7 +36,7 @@ def run_of(seed=1, claim="approximate", beside=BESIDE, seed_floor=0.1, parts=(),
         numbers |= {f"{name}_tasks": {None: n_tasks}}
         numbers |= {} if seed_floor is None else {f"{name}_floor_seed": {None: seed_floor}}
     gone = () if parts else tuple(range(n_tasks))
-    moment = Moment(9, (9,), gone, gone, claim, numbers, parts=parts, parts_now=parts)
+    moment = Evaluation(9, (9,), gone, gone, claim, numbers, parts=parts, parts_now=parts)
     return Run(Path("x"), "x", {}, seed, {}, [moment])
 
 
@@ -191,8 +191,8 @@ def test_unlearned_samples_have_their_own_tests():
 
 def test_without_a_request_nothing_is_unlearned():
     run = run_of()
-    moment = Moment(0, (0,), (), (), None, {})
-    again = [*run.moments, Moment(0, tuple(range(10)), (), (), "approximate", {})]
+    moment = Evaluation(0, (0,), (), (), None, {})
+    again = [*run.moments, Evaluation(0, tuple(range(10)), (), (), "approximate", {})]
     for moments in ([moment], again):
         assert verdict_of([Run(run.folder, "x", {}, 1, {}, moments)]).why == ""
         assert str(verdict_of([Run(run.folder, "x", {}, 1, {}, moments)])) == "nothing is unlearned"

@@ -25,7 +25,7 @@ from avalanche_amnesia.lab.executors import ProcessExecutor
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
-from avalanche_amnesia.lab.report.reading import Moment, Run
+from avalanche_amnesia.lab.report.reading import Evaluation, Run
 from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of, is_done, read_experiment
@@ -151,7 +151,7 @@ def test_names_are_escaped_in_tables():
     stream = {"name": "x", "n_tasks": 1, "n_train": None, "options": {}}
     settings = {"stream": stream, "network": {"name": "x"}, "training": {"epochs": 1, "batch_size": 1}}
     settings |= {"experiment": "x", "scenario": {"name": "newest"}}
-    run = Run(Path("x"), "A | B\nC", settings, 1, {}, [Moment(0, (0,), (), (), None, {})])
+    run = Run(Path("x"), "A | B\nC", settings, 1, {}, [Evaluation(0, (0,), (), (), None, {})])
     assert "| A \\| B C | 1 |" in as_markdown([run])
 
 
