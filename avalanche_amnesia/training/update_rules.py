@@ -172,7 +172,7 @@ class AdjustmentRule:
         return 1 / (1 - without_repeats(self.checked_share(use, name, sparsity)))
 
     def capacity(self, use: TaskUse) -> float:
-        """Return the network's capacity for a next task, 0 to 1: the mean share of an update that is not blocked."""
+        """Return the network's capacity for a next task, 0 to 1: the mean share of an update that the rule allows."""
         shares = [self.expected_share(use, name) for name in use.covered]
         return 1 - sum(map(sum_entries, shares)) / sum(share.numel() for share in shares)
 

@@ -261,7 +261,7 @@ class CounterfactualPlugin(Plugin):
 
 
 def _removal_sets(sources: Collection[int]) -> list[frozenset[int]]:
-    """Return a set of removed tasks per head: all subsets of ``sources``; above 3, single tasks and ``SEVERAL``."""
+    """Return the sets of removed tasks to fit heads for: every subset; of over 3 tasks, each one and ``SEVERAL``."""
     few = len(sources) <= MOST_SEPARATE
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]
