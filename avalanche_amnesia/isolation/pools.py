@@ -58,7 +58,7 @@ class Pools:
 
     @classmethod
     def planned(cls, benchmark: Any) -> Self:
-        """Return pools with as few slots (parts of the weights) as a stream's requests to unlearn allow.
+        """Return pools with few slots (parts of the weights): a slot is reused once its task has been unlearned.
 
         A task gets the first slot that is free when its training begins; a permanent one gets a new slot, which no
         other task gets. A slot is free again when its task is unlearned. With fewer slots each task has more weights.

@@ -43,11 +43,11 @@ class _RandomStates:
             self._other = seeding.rng_state()
 
     @contextmanager
-    def swap_states(self, streams: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
-        """In a ``with`` block, use this process's own random state; in a nested block, use the shared one again."""
+    def swap_states(self, read_state: Callable[[], seeding.RngState] = seeding.rng_state) -> Iterator[None]:
+        """In a ``with`` block, draw random numbers from this process's own state, not from the shared one."""
 
         def swap() -> None:
-            here = streams()
+            here = read_state()
             seeding.set_rng_state(self._other[: len(here)])
             self._other = (*here, *self._other[len(here) :])
 
@@ -57,8 +57,8 @@ class _RandomStates:
         finally:
             swap()
 
-    def swap_for_each(self, objects: Iterable[Any]) -> Iterator[Any]:
-        """Yield the items of ``objects``, and use this process's own random state while each next item is computed."""
+    def iterate_with_own_state(self, objects: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items of ``objects``, each computed with random numbers from this process's own state."""
         with self.swap_states():
             rest = iter(objects)
         while True:
@@ -96,7 +96,7 @@ class PartOfBatches:
             yield batch
 
     def _own_slice(self, n: int) -> slice:
-        """Return this process's slice of ``n`` samples, and store its length; if it is empty, use sample 0, store 0."""
+        """Return this process's slice of ``n`` samples; store its length. If that is 0, return sample 0 as a dummy."""
         begin, end = (n * number // n_processes() for number in (rank(), rank() + 1))
         self._counts.append(end - begin)
         return slice(begin, end) if end > begin else slice(1)
@@ -119,9 +119,9 @@ class PartOfBatches:
         if loader.generator is None:
             torch.empty((), dtype=torch.int64).random_()  # a single process draws the seed of its workers here
         loader = copy(loader)
-        batches = map(list, self._draws.swap_for_each(loader.batch_sampler))
+        batches = map(list, self._draws.iterate_with_own_state(loader.batch_sampler))
         vars(loader)["batch_sampler"] = (batch[self._own_slice(len(batch))] for batch in batches)
-        yield from self._draws.swap_for_each(loader)
+        yield from self._draws.iterate_with_own_state(loader)
 
 
 def read_all_samples(*loaders: Any) -> None:
@@ -178,10 +178,10 @@ class _SyncedNorm(torch.autograd.Function):
 
 # No TorchFunctionMode: it is inactive in a backward pass, and checkpointing computes layers again there.
 @contextmanager
-def _sync_norms(n: int, of_loss: float) -> Iterator[None]:
-    """Within the block, let BatchNorm layers in training mode use batch statistics over all processes' samples.
+def _sync_norms(n_samples: int, loss_weight: float) -> Iterator[None]:
+    """In a ``with`` block, compute the mini-batch statistics of BatchNorm layers over the samples of all processes.
 
-    ``n`` is the number of this process's samples. Later, ``reduce`` multiplies their gradients by ``of_loss``.
+    ``n_samples``: number of this process's samples; ``reduce`` later multiplies their gradients by ``loss_weight``.
     """
     functions: Any = F
     own: Any = torch.batch_norm, functions._verify_batch_size
@@ -189,7 +189,7 @@ def _sync_norms(n: int, of_loss: float) -> Iterator[None]:
     def sync_all(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *options: Any) -> Tensor:
         if not training:
             return own[0](x, weight, bias, mean, variance, training, *options)
-        return _SyncedNorm.apply(x, weight, bias, (mean, variance), *options[:2], n, of_loss)
+        return _SyncedNorm.apply(x, weight, bias, (mean, variance), *options[:2], n_samples, loss_weight)
 
     # F.batch_norm calls both; a part may be a single sample.
     torch.batch_norm, functions._verify_batch_size = sync_all, lambda size: None  # type: ignore[assignment]
@@ -212,7 +212,7 @@ class StepSync:
         self._step = ExitStack()
 
     def begin_epoch(self, strategy: Strategy) -> None:
-        """Divide an epoch's mini-batches among processes. Before the first epoch, check that all get equal data."""
+        """Divide an epoch's mini-batches among processes. In epoch 0, check that all have equal data and weights."""
         task, epoch = labels_of(strategy.experience), strategy.clock.train_exp_epochs
         read_all_samples(strategy.dataloader)
         if epoch == 0:
@@ -229,7 +229,7 @@ class StepSync:
         self._step.enter_context(_sync_norms(_n_own_samples(strategy), _loss_weight(strategy)))
 
     def leave_step(self) -> None:
-        """Undo :meth:`begin_step`, also after an error: use the shared random state, and torch's BatchNorm."""
+        """Undo :meth:`begin_step`: use the random state that all processes share, and torch's own BatchNorm."""
         self._step.close()
 
     @torch.no_grad()
@@ -272,7 +272,7 @@ class StepSync:
     def gather(self, strategy: Strategy) -> None:
         """Replace outputs, labels and task labels (not inputs) by those of all processes, so that metrics see them."""
         if strategy.clock.train_exp_iterations == 0:
-            check_equal(_model_facts(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
+            check_equal(_tensor_hashes(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
         logits, n = strategy.mb_output, _n_own_samples(strategy)
         if not isinstance(logits, Tensor) or not listens(strategy.evaluator, "after_training_iteration"):
             return
@@ -282,11 +282,11 @@ class StepSync:
 
     def finish(self, strategy: Strategy) -> None:
         """After the training: raise ProcessError unless all processes have the same model."""
-        check_equal(_model_facts(strategy), "after the training")
+        check_equal(_tensor_hashes(strategy), "after the training")
 
 
 def _n_own_samples(strategy: Strategy) -> int:
-    """Return the number of this process's samples in the mini-batch; 0 if its one sample is a placeholder."""
+    """Return the number of this process's samples in the mini-batch; 0 if the process got only a placeholder sample."""
     return len(strategy.mb_y) if strategy.dataloader.samples else 0
 
 
@@ -299,7 +299,7 @@ def _loss_weight(strategy: Strategy) -> float:
 
 
 def _check_loss_and_norms(strategy: Strategy) -> None:
-    """Raise TaskError if the loss is no mean over samples, or if a norm layer can't use samples of all processes."""
+    """Raise TaskError for a loss or norm layer whose result would depend on how processes divide a mini-batch."""
     loss, model = strategy._criterion, strategy.model
     weight = getattr(loss, "weight", None)
     ignores = getattr(loss, "ignore_index", -1) >= 0 or (weight is not None and not bool((weight > 0).all()))
@@ -324,12 +324,12 @@ def _check_loss_and_norms(strategy: Strategy) -> None:
 
 
 def _gradient_layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return each tensor in ``known``, or with a gradient in any process, with the indices to send (None: all)."""
+    """Return each tensor whose gradient is summed over processes, with the flat indices to send (None: all entries)."""
     mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
     places = {i for of_one in from_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}
     for plugin in strategy.plugins:
-        moving.update(getattr(plugin, "moving_entries", dict)())
+        moving.update(getattr(plugin, "trained_entries", dict)())
     tensors = [learning[i] for i in sorted(places)]
     return [(t, moving[id(t)].flatten().nonzero()[:, 0] if id(t) in moving else None) for t in tensors]
 
@@ -346,11 +346,11 @@ def _facts_to_agree_on(strategy: Strategy, seed: int) -> dict[str, Any]:
     facts |= {"number of mini-batches": length_hint(loader, -1), "labels": labels_fingerprint(experience)}
     if isinstance(loader, TensorBatches):
         facts["samples"] = tensor_hash(loader.x)
-    return facts | {"random stream (order of samples)": tensor_hash(torch.get_rng_state()), **_model_facts(strategy)}
+    return facts | {"random stream (order of samples)": tensor_hash(torch.get_rng_state()), **_tensor_hashes(strategy)}
 
 
-def _model_facts(strategy: Strategy) -> dict[str, str]:
-    """Return the hash of every tensor of model and loss, by a name of the tensor for error messages."""
+def _tensor_hashes(strategy: Strategy) -> dict[str, str]:
+    """Return a dict of readable tensor name to hash, for every tensor of the model and of the loss."""
     return {
         f"tensor {name} of the {kind}": digest
         for kind, module in (("model", strategy.model), ("loss", strategy._criterion))

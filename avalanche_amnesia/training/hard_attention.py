@@ -106,12 +106,12 @@ class HardAttention:
         whole = checks.whole_number("statistics_batches", self.statistics_batches, 0)
         object.__setattr__(self, "statistics_batches", whole)
 
-    def shares(self, to_come: int | None) -> tuple[float, float]:
-        """Return two fractions: of a layer's free units that a task takes, and of its used units it may reuse."""
-        # ``to_come``: number of tasks in the stream still to be trained, this one included; None: unknown.
+    def shares(self, tasks_left: int | None) -> tuple[float, float]:
+        """Return which fraction of free units and of already used units a task may take in each layer."""
+        # ``tasks_left``: number of tasks in the stream still to be trained, this one included; None: unknown.
         reused = HALF if self.reuse is None else self.reuse
         if self.budget == "even":
-            return (0.25 if to_come is None else 2 / (to_come + 1)), reused
+            return (0.25 if tasks_left is None else 2 / (tasks_left + 1)), reused
         return (1.0 if self.budget is None else self.budget), reused
 
 

@@ -59,7 +59,7 @@ def initial_embedding(
 
 
 class SparsityRegulariser:
-    """Sparsity regulariser ``λ·R``; in mode ``original``, ``R`` is the share of the free units that the mask opens."""
+    """Sparsity penalty ``λ·R``; in mode ``original``, ``R`` is the mask's mean over units unused by earlier tasks."""
 
     def __init__(self, weight: float, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: float) -> None:
         self.weight, self.mode, self.quota = weight, mode, 1 / n_tasks
@@ -94,7 +94,7 @@ class SparsityRegulariser:
         return self._free_share_by_layer @ gate
 
     def layer_sparsities(self, gate: Tensor) -> LayerSparsity:
-        """Return :meth:`layer_sparsity` as a list with a number per layer; on an accelerator, with a scalar tensor."""
+        """Return each layer's sparsity: a list of floats on the CPU, a tuple of scalar tensors on an accelerator."""
         by_layer = self.layer_sparsity(gate)
         return by_layer.tolist() if by_layer.device.type == "cpu" else by_layer.unbind()
 
@@ -108,7 +108,7 @@ def units_within(
     *,
     min_units: int,
 ) -> Tensor:
-    """Return a bool mask of the units a task takes: each layer's strongest, a share of the free and one of the used."""
+    """Return a bool mask of each layer's strongest units: a share ``new`` of free ones, ``reused`` of used ones."""
     read = strongest_units(sizes, embedding, in_use, lambda n: _floor(reused * n)) & (embedding > 0)
     taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _floor(new * n)))
     rank = embedding.masked_fill(read | taken, torch.inf)  # units that are open already rank first
@@ -116,7 +116,7 @@ def units_within(
 
 
 def strongest_units(sizes: Sequence[int], embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:
-    """Return a bool mask of the largest embeddings: ``how_many(n)`` of the ``n`` units of each layer in ``among``."""
+    """Return a bool mask: of each layer's ``n`` units in the mask ``among``, the ``how_many(n)`` largest embeddings."""
     strongest, start = torch.zeros_like(among), 0
     for size in sizes:
         part = slice(start, start + size)

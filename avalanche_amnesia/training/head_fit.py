@@ -53,8 +53,8 @@ LARGE = 1e10
 ALL = slice(None)
 
 
-def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
-    """Return True if ``x`` is a batch of vectors, or of images that a network without convolutions flattens."""
+def _treats_as_vectors(model: TaskMaskedModel, x: Any) -> bool:
+    """Return True if the model treats samples as vectors: ``x`` is 2-D, or 4-D and the model has no convolution."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
@@ -69,7 +69,7 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
     model: TaskMaskedModel = strategy.model
     positions = drawn_positions(strategy, MOST_SAMPLES, seed)
     x, labels = samples_at(strategy, positions)
-    size = BATCH_OF_ROWS if _reads_rows(model, x) else BATCH
+    size = BATCH_OF_ROWS if _treats_as_vectors(model, x) else BATCH
     with evaluation_mode(model):
         features = torch.cat([model.features(input_of(model, part), task) for part in x.split(size)])
     labels = labels.to(features.device)
@@ -94,14 +94,14 @@ class CounterfactualFeatures:
         self._seen = [input_of(model, some) for some in seen]
         self._mask: Any = model.binary_mask(task)
         self._parts = deepcopy(model.task_parts(task))
-        rows = _reads_rows(model, self.x)
+        rows = _treats_as_vectors(model, self.x)
         # An upper bound: each weight is multiplied with each input value.
         large = 2 * sum(weight.numel() for weight in model.backbone.parameters()) * x.numel() >= LARGE
         for_cpu = BATCH_OF_ROWS if rows else BATCH_OF_LARGE if large else BATCH
         self._batch = for_cpu if self.x.device.type == "cpu" else BATCH
 
     def __call__(self, part: slice = ALL) -> dict[str, Tensor]:
-        """Compute the features of the samples ``part``; return the buffers of the task's normalisation layers, by name.
+        """Store the features of the samples ``part`` in :attr:`features`; return the buffers of the task's norm layers.
 
         Running statistics are computed again only in a pass over all samples. The result is empty without such layers.
         """

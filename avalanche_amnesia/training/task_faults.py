@@ -32,7 +32,7 @@ def fault_of_inputs(x: Any) -> str | None:
 
 
 def fault_in_memory(samples: Any) -> str | None:
-    """Return a message about NaN or infinity in samples in memory, before transforms; None for all other samples."""
+    """Return a message if samples stored as tensors contain NaN or infinity; None if not, or if stored otherwise."""
     where = samples.nonfinite_positions() if isinstance(samples, TensorTask) else torch.empty(0)
     return _non_finite_message(where, len(samples)) if len(where) else None
 

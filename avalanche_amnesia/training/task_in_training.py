@@ -97,7 +97,7 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
-        """Restore, bit for bit, the values before the task of entries that it does not own (False in ``keep``)."""
+        """Keep the task's changes where ``keep`` is True; restore other entries, bit for bit, to their old values."""
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))

@@ -69,7 +69,7 @@ class TaskPlugin(SupervisedPlugin):
         """Before an unlearning: called before the tasks are removed from the model."""
 
     def after_unlearning(self, strategy: Strategy) -> Any:
-        """After an unlearning: called when the tasks are removed from the model; an error still undoes the removal."""
+        """Called when an unlearning has removed tasks from the model; an error raised here undoes the removal."""
 
     def after_loading(self, strategy: Any) -> Any:
         """After a load: called when a saved state has been loaded into all parts of the strategy."""
@@ -223,7 +223,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         super()._before_training_exp(**kwargs)
 
     def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
-        """Before a task's training: reset the optimizer's state, unless ``reset_optimizer`` or ``train`` forbids it."""
+        """Call Avalanche's method, with ``reset_optimizer`` as the default of ``reset_optimizer_state``."""
         fresh = self.reset_optimizer if reset_optimizer_state is None else reset_optimizer_state
         self.optimizer_always_fresh &= fresh
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
@@ -251,7 +251,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
 
     @contextmanager
     def _full_precision(self) -> Iterator[None]:
-        """In a ``with`` block, allow autocast only in forward and loss: masks and fitted heads need full precision."""
+        """In a ``with`` block, turn autocast off except in forward and loss, because masks need full precision."""
         now = autocast_now() or self.autocast
         with Transaction() as kept, autocast(()):
             kept.set(self, autocast=now)
@@ -329,7 +329,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         super()._unpack_minibatch()
 
     def forward(self) -> Any:
-        """Return the model's output; raise TaskError, which undoes the task's training, for inputs it can't process."""
+        """Return the model's output; raise TaskError (which undoes the task) if the model can't process the inputs."""
         later = self.is_training and self.clock.train_exp_iterations > 0  # later mini-batches are like the first
         if self.is_training and not later:
             fault = task_faults.fault_of_inputs(self.mb_x)

@@ -31,7 +31,7 @@ LayerOf = Callable[[str], int]
 
 
 class TaskUse:
-    """Parameter entries used by tasks not unlearned (or only by locked ones), and the number of tasks per entry."""
+    """Parameter entries used by remaining tasks, or only by those in ``locked``, and how many tasks use each entry."""
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
@@ -42,16 +42,16 @@ class TaskUse:
         self._model = model
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return a 0/1 tensor of weights in use, by parameter: both units are in use (``min``), or one is (``max``)."""
+        """Return 0/1 tensors by parameter: 1 if both end units of a weight are in use (``min``), or one (``max``)."""
         return self.covered if between == "min" else self._by_max[0]
 
     def importance_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return each weight's importance, by parameter: min or max of the numbers of tasks that use its two units."""
+        """Return each weight's importance, by parameter: min or max of the numbers of tasks using its two end units."""
         return self.importance if between == "min" else self._by_max[1]
 
     @cached_property
     def importance(self) -> Mapping[str, Tensor]:
-        """Return each weight's importance, by parameter: the number of tasks that use the less used of its units."""
+        """Return each weight's importance, by parameter: the number of tasks using its less used end unit."""
         return dict(self._expand(self._model.graph.parameter_use(*self._masks_by_task)))  # stored: read in every step
 
     @cached_property
@@ -84,7 +84,7 @@ def without_repeats(values: Tensor) -> Tensor:
 
 
 def sum_entries(shares: Tensor) -> float:
-    """Return the sum of a tensor's entries; of an expanded tensor, read repeated entries only once."""
+    """Return the sum of a tensor's entries; of an expanded tensor, the sum of stored values times their repeats."""
     once = without_repeats(shares)
     return float(once.double().sum()) * (shares.numel() // once.numel())
 
@@ -99,7 +99,7 @@ RULES: dict[str, type[AdjustmentRule]] = {}
 
 
 class AdjustmentRule:
-    """Base class of rules that limit updates of weights used by earlier tasks; itself the rule ``hat``: freeze them.
+    """Base class of rules that limit updates of earlier tasks' weights. Its own rule, ``hat``, freezes these weights.
 
     Args:
         between: how the masks of a weight's input and output unit are combined: ``min``, as published (a weight is in
@@ -144,7 +144,7 @@ class AdjustmentRule:
         """Prepare the rule for the steps of a task; its random draws are seeded with ``seed`` and ``task``."""
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the share of the update to block, 0 (free) to 1 (frozen), per entry of a parameter; may be expanded.
+        """Return the share of each entry's update to block, 0 (free) to 1 (frozen); it may be a ``Tensor.expand`` view.
 
         Args:
             use: entries that the remaining tasks use.
@@ -168,16 +168,16 @@ class AdjustmentRule:
         return share
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the tensor to divide a gradient by, ``1 / (1 − share)``; it broadcasts to the parameter's shape."""
+        """Return ``1 / (1 − share)``: dividing a gradient by it blocks the protected share. The result broadcasts."""
         return 1 / (1 - without_repeats(self.checked_share(use, name, sparsity)))
 
     def capacity(self, use: TaskUse) -> float:
-        """Return the network's capacity for a next task: the mean share of an update that the rule does not block."""
+        """Return the network's capacity for a next task, 0 to 1: the mean share of an update that the rule allows."""
         shares = [self.expected_share(use, name) for name in use.covered]
         return 1 - sum(map(sum_entries, shares)) / sum(share.numel() for share in shares)
 
     def expected_share(self, use: TaskUse, name: str) -> Tensor:
-        """Return the mean of :meth:`protected_share` over random draws, with layer sparsity ``κ = 0``."""
+        """Return :meth:`protected_share` at layer sparsity 0; if the rule draws random numbers, its mean over them."""
         return self.checked_share(use, name, 0.0)
 
 
@@ -284,11 +284,11 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return torch.div(importance, shares, out=shares).expand(use.shapes[name][0])
 
     def rate(self, sparsity: float | Tensor) -> float | Tensor:
-        """Return ``r_l = α / (ε + κ_l)`` of a layer with the sparsity ``κ_l``."""
+        """Return a layer's rate ``r_l = α / (ε + κ_l)``; updates are multiplied by ``r_l / (importance + r_l)``."""
         return self.alpha / (self.epsilon + (sparsity if self.sparsity else 0.0))
 
     def importance_of(self, use: TaskUse, name: str) -> Tensor:
-        """Return the importance of a parameter's entries, without the repeats of an expanded tensor."""
+        """Return the importance of a parameter's entries, in a smaller shape that broadcasts to the parameter's."""
         if self.importance == "number":
             return torch.full_like(without_repeats(use.covered[name]), use.n_tasks + 1)
         if self.importance == "flat":
@@ -296,7 +296,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return without_repeats(use.importance_by(self.between)[name])
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the tensor to divide a gradient by, ``1 + importance / r_l``, faster than the base class does."""
+        """Return ``1 + importance / r_l``, equal to ``1 / (1 − share)`` of the base class, but faster to compute."""
         importance, inverse = self.importance_of(use, name), 1 / self.rate(sparsity)
         one = importance.new_ones(())
         if isinstance(inverse, Tensor):
@@ -305,7 +305,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
 
 
 def measure_importance(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """Measure how important each unit is to a finished task: ``(n_units,)``, up to 1 per layer, 0 outside its mask.
+    """Return each unit's importance to a finished task, ``(n_units,)``: each layer's largest is 1; 0 outside the mask.
 
     A layer whose measure is 0 for all units counts by its mask, because nothing else would protect it.
     """
@@ -378,7 +378,7 @@ class Adjuster:
         return dict(zip(self.names, (shares == 1 for shares in self._shares), strict=True)) if self.frozen else {}
 
     def before_step(self, sparsity: LayerSparsity) -> None:
-        """After the backward pass: scale gradients, or copy the weights, to undo a share of the step later."""
+        """After the backward pass: scale gradients if ``on_gradients``, else copy the weights to undo updates later."""
         if not self.names:
             return
         if self.on_gradients:
@@ -401,6 +401,6 @@ class Adjuster:
             torch._foreach_div_(gradients, factors)
 
     def after_step(self) -> None:
-        """After the optimizer's step: undo the share that the rule blocks (lerp is exact at 0 and at 1)."""
+        """After the optimizer's step: undo the blocked share of each update (lerp is exact at shares 0 and 1)."""
         if self.names and not self.on_gradients:
             torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._values_before, self._shares)

@@ -32,7 +32,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Revision:
-    """Replacement values for some entries of a task that is not removed: ``base · before + factor · update + added``.
+    """Correction of a task after the removal of an earlier one: new values ``base · before + factor · update + added``.
 
     The revised update replaces the recorded one, also in later removals, even in one of the task itself.
 
@@ -52,7 +52,7 @@ class Revision:
     base: Tensor | float = 1.0
 
     def revised_values(self, before: Tensor, update: Tensor) -> Tensor:
-        """Return the replacement values, from the values ``before`` the task and its ``update``, float64 ``(k,)``."""
+        """Return the corrected values, from the values ``before`` the task and its ``update``, float64 ``(k,)``."""
         return before * self.base + (update * self.factor + self.added)
 
 
@@ -63,7 +63,7 @@ Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
 
 
 def undo_writes(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
-    """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place; return them, the last one first."""
+    """Undo the writes of ``writers`` (tasks, repairs) to a flat tensor, in place; return the writes, last one first."""
     steps: list[Step] = []
     # The last writer is undone first, because undoing a coded log starts at the bits that its writer left.
     for task, entry in reversed(writers):
@@ -85,7 +85,7 @@ def replay(
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
 ) -> tuple[Tensor, Tensor]:
-    """Undo a tensor's changes, then redo them without the removed writers (keys of ``updates``); return the values.
+    """Return a tensor without the changes of removed tasks and repairs (keys of ``updates``): undo all, redo others.
 
     Store the removed writers' updates in ``updates``, and the other writers' new undo entries in ``logs``. The second
     result marks entries that keep the removed writers' values, because a remaining task uses them (``reading``).
@@ -151,7 +151,7 @@ def replay(
 
 
 def reapply_update(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
-    """Return the values of the task in training if its start values become ``new_before`` and its update stays."""
+    """Return ``new_before + (current − before)``: values of the task in training after a change of its start values."""
     # The current task has no log yet: its update is the current value minus the start value.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)
@@ -162,7 +162,7 @@ def reapply_update(current: Tensor, before: Tensor, new_before: Tensor) -> Tenso
 
 @dataclass(frozen=True, eq=False)
 class ChangedEntries:
-    """Entries of a tensor that a removal changes, True in ``where``; their values ``now`` and ``without`` the tasks."""
+    """Entries of a tensor that a removal of tasks changes: mask ``where``, old values ``now``, new ones ``without``."""
 
     where: Tensor
     now: Tensor
@@ -170,12 +170,12 @@ class ChangedEntries:
 
     @classmethod
     def between(cls, now: Tensor, without: Tensor) -> ChangedEntries:
-        """Return the entries whose bits differ between the values ``now`` and ``without`` the removed tasks."""
+        """Return the entries whose bits differ between ``now`` and ``without``, the tensor after a removal of tasks."""
         where = ~same_bits(now, without)
         return cls(where, take(now, where.reshape(-1)), take(without, where.reshape(-1)))
 
     def remove_from(self, tensor: Tensor) -> None:
-        """Write the changed entries' values without the removed tasks into ``tensor``, in place."""
+        """Set the changed entries of ``tensor`` to their values after the removal, in place."""
         put(tensor, self.where.reshape(-1), self.without)
 
     def restore_in(self, tensor: Tensor) -> None:
@@ -227,7 +227,7 @@ def compute_removal(
     readers: Readers | None,
     revisions: Revisions | None,
 ) -> Removal:
-    """Compute values and logs without ``removed`` tasks: :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
+    """Implement :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`: values and logs without ``removed``."""
     revisions = {} if revisions is None else revisions
     order = list(recorded)
     first = min(map(order.index, removed), default=len(order))
@@ -247,7 +247,7 @@ def compute_removal(
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def remove_from_tensor(name: str) -> tuple[ChangedEntries, Tensor | None, Tensor | None]:
-        """Return a tensor's changed entries, entries that keep removed writers' values, and new values if computed."""
+        """Return a tensor's changed entries, a mask of entries kept for other tasks, and the new values if computed."""
         committed, here = base[name], base[name].detach().cpu()
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}

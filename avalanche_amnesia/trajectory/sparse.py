@@ -38,7 +38,7 @@ class _ChosenEntries:
 
     @property
     def bits(self) -> np.ndarray:
-        """Return the positions as packed bits ``(rows, ⌈entries per row / 8⌉)``."""
+        """Return which entries of each row are chosen, as packed bits ``(rows, ⌈entries per row / 8⌉)``."""
         rows, data = _n_rows(self.shape), self.chosen.numpy()
         width = -(-prod(self.shape) // rows // 8)
         if len(data) == rows * width:
@@ -60,7 +60,7 @@ class _ChosenEntries:
 
 @dataclass(frozen=True)
 class SparseValues(_ChosenEntries):
-    """Entries of a tensor that a task changed, with their values before the task (not differences).
+    """The entries that a task changed in a tensor: positions and old values, with which the change can be undone.
 
     Weights have few signs and exponents but random digits: their highest bytes are coded (:func:`compress_bytes`), the
     lower ones cannot be shrunk.
@@ -97,11 +97,11 @@ class SparseValues(_ChosenEntries):
         return self.values
 
     def rebase(self, before: Tensor, written: Tensor) -> SparseValues:
-        """Return a copy that undoes a change of these entries from ``before`` to ``written``, both ``(k,)``."""
+        """Return a copy with the old values ``before`` ``(k,)``; ``written`` (values after the task) is not used."""
         return self._from_values(self.chosen, before, self.shape)
 
     def extend(self, index: Tensor, values: Tensor) -> SparseValues:
-        """Return a copy that also restores ``values`` ``(m,)`` at the entries with flat ``index`` ``(m,)``."""
+        """Return a copy with more entries: old values ``values`` ``(m,)`` at the flat positions ``index`` ``(m,)``."""
         where, old = self.where, torch.zeros(self.shape, dtype=self.dtype)
         for there, held in ((where.reshape(-1), self.values), (index, values)):
             put(old, there, held)
@@ -116,7 +116,7 @@ class SparseValues(_ChosenEntries):
 
 @dataclass(frozen=True)
 class SparseUpdates(_ChosenEntries):
-    """Entries of a tensor that a task changed, and their updates (differences) in a lower precision."""
+    """The entries that a task changed in a tensor: positions, and updates (differences) in a lower precision."""
 
     chosen: Tensor
     codes: Tensor
@@ -127,25 +127,25 @@ class SparseUpdates(_ChosenEntries):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the tensor itself, not of the stored codes (rounded updates)."""
+        """Return the dtype of the tensor that the task changed, not of the stored codes (rounded updates)."""
         return self.values.dtype
 
     def old_values(self, written: Tensor) -> Tensor:
-        """Return the exact values before the task, ``(k,)``: ``written`` minus the coded update, plus a correction."""
+        """Return the exact values before the task, ``(k,)``: ``written`` minus rounded update, plus a correction."""
         steps = self._corrections
         old = (as_integers(self._subtract_update(written)) + steps).view(self.dtype)
         old[steps == STORED_DIRECTLY] = self.values
         return old
 
     def rebase(self, before: Tensor, written: Tensor) -> SparseUpdates:
-        """Return a copy with the same codes, corrected to undo a change from ``before`` to ``written``, ``(k,)``."""
+        """Return a copy with old values ``before`` for the new values ``written``, both ``(k,)``; the codes stay."""
         missed = as_integers(before) - as_integers(self._subtract_update(written))
         kept = (missed > LEVELS) | (missed < -LEVELS)
         steps = torch.where(kept, STORED_DIRECTLY, missed).to(torch.int8)
         return SparseUpdates(self.chosen, self.codes, self.scales, _compress(steps), before[kept], self.shape)
 
     def extend(self, index: Tensor, values: Tensor) -> SparseUpdates:
-        """Return a copy that also restores ``values`` ``(m,)``, stored directly, at flat ``index`` ``(m,)``."""
+        """Return a copy with more entries: old values ``values`` ``(m,)``, not coded, at flat ``index`` ``(m,)``."""
         n, where = prod(self.shape), self.where.reshape(-1)
         codes, steps = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.int8)
         old = torch.zeros(n, dtype=self.dtype)
@@ -174,7 +174,7 @@ class SparseUpdates(_ChosenEntries):
 
 
 SparseEntries = SparseValues | SparseUpdates
-"""Entries of a tensor that a task changed, with their old values or with coded updates."""
+"""The entries that a task changed in a tensor, with their old values or with coded updates."""
 
 
 def _compress(steps: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class Trajectory:
 
     @property
     def repairs(self) -> Mapping[int, frozenset[int] | None]:
-        """Return a dict of repair number (negative) to tasks whose removal also removes the repair; None: any task."""
+        """Return a dict of repair training (-1, -2, …) to tasks whose removal also removes it; None: any removal."""
         return {writer: log.repair_of for writer, log in self.logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
@@ -82,12 +82,12 @@ class Trajectory:
         return sum(log.nbytes for log in logs)
 
     def moved(self, writer: int) -> dict[str, Tensor]:
-        """Return a dict of tensor name to bool tensor, True at entries in the undo log of a task or repair."""
+        """Return a dict of tensor name to bool tensor, True at entries recorded for the task or repair ``writer``."""
         self._refuse_unknown([writer])
         return {name: entry.where for name, entry in self.logs[writer].items()}
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
-        """Return the entries in the undo logs of ``tasks`` and of repairs removed with them, as :meth:`moved` does."""
+        """Return a dict of tensor name to bool tensor, True at entries recorded for ``tasks`` and dependent repairs."""
         return union_of(map(self.moved, self.writers(tasks)))
 
     def report(self) -> dict[int, dict[str, float]]:
@@ -118,7 +118,7 @@ class Trajectory:
         after: Mapping[str, Tensor],
         parameters: int | None = None,
     ) -> dict[str, Tensor]:
-        """Store the update of a finished task in an undo log; return the tensors' values that rounding changed.
+        """Store the update of a finished task in an undo log; return the new values of tensors that rounding changed.
 
         Args:
             task: label of the task, at least 0. It may be recorded already if no tensor has changed since.
@@ -175,7 +175,7 @@ class Trajectory:
         tasks: Iterable[int] | None = None,
         free: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Store the update of a repair (further training after an unlearning) without loss, in an undo log of its own.
+        """Store the update of a repair (further training after an unlearning) losslessly, in an undo log of its own.
 
         Args:
             before: tensor name → values before the repair.
@@ -207,7 +207,7 @@ class Trajectory:
         readers: Readers | None = None,
         revisions: Revisions | None = None,
     ) -> Removal:
-        """Compute the removal of ``tasks`` and dependent repairs (new values and undo logs), without changing anything.
+        """Compute the weights and undo logs without ``tasks`` and without repairs that depend on them; change nothing.
 
         Args:
             tasks: recorded tasks; if empty, only the repair that any removal removes.
@@ -245,7 +245,7 @@ class Trajectory:
         return result
 
     def apply(self, removal: Removal) -> None:
-        """Replace the undo logs by those of a computed removal."""
+        """Replace the undo logs by the new logs in ``removal``, the result of :meth:`remove`."""
         self.logs = removal.logs
 
     def _refuse_unknown(self, writers: Iterable[int]) -> None:

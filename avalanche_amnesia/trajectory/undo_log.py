@@ -76,17 +76,17 @@ class UndoLog(dict[str, SparseEntries]):
 
 
 class Updates(Mapping[str, Tensor]):
-    """Mapping of tensor name to the float64 update of a task or repair, computed at access because few are needed."""
+    """Mapping of tensor name to the float64 update (change) by a task or repair, computed only when accessed."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
 
     def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
-        """Add the update of tensor ``name``, from the values ``written`` by the task; 0 where ``kept`` is True."""
+        """Store the update of tensor ``name``, as ``written`` minus the old values of ``entry``; 0 where ``kept``."""
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:
-        """Return a bool tensor, True at the entries of tensor ``name`` in the undo log of the task or repair."""
+        """Return a bool tensor, True at the entries of tensor ``name`` recorded for the task or repair."""
         return self._parts[name][0].where
 
     def __getitem__(self, name: str) -> Tensor:

@@ -38,7 +38,7 @@ _AT_A_TIME = 256  # samples in memory while copies are searched
 
 @dataclass
 class ForgottenPositions:
-    """Salted hashes of the positions of unlearned samples in the data of tasks not unlearned as a whole.
+    """Salted hashes of the positions of unlearned samples, for tasks that lost only some of their samples.
 
     Attributes:
         salt: drawn at the first request; no record contains it.
@@ -62,12 +62,12 @@ class ForgottenPositions:
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 
     def without_tasks(self, tasks: Collection[int]) -> Self:
-        """Return a copy without the hashes of ``tasks``."""
+        """Return a copy without the sample-position hashes of ``tasks``."""
         return type(self)(self.salt, {task: held for task, held in self.hashes.items() if task not in tasks})
 
 
 class PartRequest:
-    """Checked request to unlearn samples or classes of a task; ``labels``: labels of its samples now, by position.
+    """Checked request to unlearn samples or classes of a task; ``labels``: position → label of the task's samples now.
 
     Attributes: ``hashes`` of the requested samples; ``closed``: labels without remaining samples; ``forgotten``: hashes
     of all unlearned samples, these included; ``requested``, ``earlier`` and ``learned``: positions of the requested
@@ -92,7 +92,7 @@ class PartRequest:
         self.closed = tuple(sorted(there - {labels[at] for at in labels if at not in self.requested}))
 
     def copies(self, experience: Any) -> list[int]:
-        """Return the positions of samples that stay, but equal a sample to be unlearned bit for bit."""
+        """Return the positions of remaining samples that are bit-identical to a sample to be unlearned."""
         rows: list[str] = []
         with preserved_rng():
             for some in torch.arange(len(experience.dataset)).split(_AT_A_TIME):
@@ -126,11 +126,11 @@ class LastStream:
         return twin
 
     def remember(self, experience: Any) -> None:
-        """Store a weak reference to an experience, through which its stream is found."""
+        """Store a weak reference to an experience, so that its stream can be found later."""
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """Return a task's experience (parts joined) from ``given`` or the last stream; RequestError if none fits."""
+        """Find a task's experience in ``given`` or the last stream; raise RequestError if none has the same labels."""
         last = self._held()
         found = getattr(last, "origin_stream", None) or [last]
         if given is not None:
@@ -151,14 +151,14 @@ class LastStream:
 
 
 class TrialDone(Exception):
-    """Exception that ends and undoes a trial retraining with all samples; it carries the resulting tensor hashes."""
+    """Exception that undoes a trial retraining, a test for equal bits; it carries the resulting tensor hashes."""
 
     def __init__(self, hashes: Mapping[str, str], place: str) -> None:
         super().__init__()
         self.hashes, self.place = hashes, place
 
     def check(self, task: int, before: Mapping[str, str], place: str, event: str) -> None:
-        """Raise RequestError if the trial, on the same weights (``place``), gave hashes that differ from ``before``."""
+        """Raise RequestError if the trial gave hashes unlike ``before``, on the same share of weights (``place``)."""
         other = [name for name in {**before, **self.hashes} if before.get(name) != self.hashes.get(name)]
         if other and self.place == place:
             raise RequestError(
@@ -177,7 +177,7 @@ def make_retraining(
     *,
     reproduce: bool = True,
 ) -> tuple[TrainAgain | None, TrainAgain | None]:
-    """Check a request to unlearn samples or classes, enter it into the plan, and return two retraining functions.
+    """Check and plan an unlearning of samples or classes; return functions to retrain the task without and with them.
 
     The first retrains the task without the samples, inside the unlearning. The second retrains it with them and raises
     :class:`TrialDone`, which undoes its changes. Both use ``data`` or the stream's; they are None for whole tasks.
@@ -238,7 +238,7 @@ def make_retraining(
 
 
 def _subtraction(plugin: Any, context: UnlearningContext, task: int, left: PartRequest, experience: Any) -> TrainAgain:
-    """Return a function that unlearns samples: it subtracts their features and labels from an AnalyticModel's sums."""
+    """Return a function that unlearns samples by subtracting their terms from the sums of a ridge regression."""
     strategy, event, model = context.strategy, context.event, context.strategy.model
     sums, logs = model.task_state(), context.trajectory.logs
 

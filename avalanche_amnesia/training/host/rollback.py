@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def _containers_of(module: nn.Module) -> Iterator[Any]:
-    """Yield a module's containers for a snapshot; of a user's class only its ``vars`` and torch's own dicts."""
+    """Yield a module's dicts, lists and sets, to copy them; for a user's class, only ``vars`` and torch's own dicts."""
     yield vars(module)
     known = is_known_class(type(module))
     for name, value in vars(module).items():
@@ -110,12 +110,12 @@ def begin_task_end(strategy: Strategy) -> None:
 
 
 def is_finishing(strategy: Strategy) -> bool:
-    """Return True while a task's final steps run: after its last training step, until it is in the list of tasks."""
+    """Return True while a task is being finished: its training has ended, and it is not in the list of tasks yet."""
     return getattr(strategy, "rollback_point", None) is not None
 
 
 def finish_task(plugin: Any, strategy: Strategy) -> None:
-    """Drop the snapshot if ``plugin`` is the last to finish a task: after that only an unlearning removes the task."""
+    """Drop the snapshot if ``plugin`` is the last to finish a task; from then on the task can't be undone."""
     # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
     if plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins):
         strategy.rollback_point = None

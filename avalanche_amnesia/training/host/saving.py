@@ -48,7 +48,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
-    """Return a strategy's state between tasks as JSON values and tensors by file. The tensors are not copied."""
+    """Return a strategy's state between tasks: JSON values, and a dict of the tensors in each file (not copied)."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     return encode(
@@ -197,7 +197,7 @@ def _flatten(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _saved_plugins(strategy: Strategy) -> list[Any]:
-    """Return the plugins to save: all but UnfinishedLoad and the evaluator, whose metrics are saved separately."""
+    """Return the plugins to save: all but the evaluator (its metrics are saved apart) and the mark of a failed load."""
     return [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, UnfinishedLoad))]
 
 
@@ -222,7 +222,7 @@ def _unsaved_names(strategy: Strategy) -> frozenset[str]:
 
 
 def _optimizer_state(strategy: Strategy) -> dict[str, Any]:
-    """Return the optimizer's parameter names and ``state_dict``; its state is empty if every task resets it."""
+    """Return the optimizer's parameter names and ``state_dict`` (its ``state`` empty if each task resets it)."""
     # Parameters that the model no longer has (the head of an aborted task) are left out.
     names = {id(parameter): name for name, parameter in strategy.model.named_parameters()}
     state, of_groups = strategy.optimizer.state_dict(), []

@@ -147,7 +147,7 @@ def state_of(obj: Any, left_out: frozenset[str] = frozenset()) -> Any:
 
 
 def load_state_of(obj: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:
-    """Load a result of :func:`state_of` into an object; raise StateError if it names an attribute that does not fit."""
+    """Load a result of :func:`state_of` into ``obj``; raise StateError for an attribute that ``obj`` does not save."""
     if hasattr(type(obj), "load_state"):
         obj.load_state(state)
         return
@@ -185,7 +185,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _conversions(obj: Any) -> dict[str, Conversion | None]:
-    """Return the conversions registered for attributes of an object's class and its bases, by attribute name."""
+    """Return the functions registered to convert an object's attributes for saving and loading, by attribute name."""
     found: dict[str, Conversion | None] = {}
     for kind in reversed(type(obj).__mro__):
         found |= _CONVERSIONS.get(kind, {})
@@ -193,7 +193,7 @@ def _conversions(obj: Any) -> dict[str, Conversion | None]:
 
 
 def _unsaved_names(obj: Any) -> frozenset[str]:
-    """Return names of unsaved attributes: settings, registered exceptions and torch's private attributes of modules."""
+    """Return the names of unsaved attributes: settings, those registered as unsaved, private ones of modules."""
     inside = [name for name in vars(obj) if name.startswith("_")] if isinstance(obj, nn.Module) else ()
     unsaved = (name for name, conversion in _conversions(obj).items() if conversion is None)
     return frozenset((*own_settings(obj), *unsaved, *inside))

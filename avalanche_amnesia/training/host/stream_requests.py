@@ -13,7 +13,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class StreamRequests:
-    """A stream's requests to unlearn: those already carried out, and those still waiting after a finished task."""
+    """Record of a stream's requests to unlearn: those already started, and those due after a task but not yet done."""
 
     def __init__(self) -> None:
         self.known: set[int] = set()  # tasks of the streams
@@ -21,7 +21,7 @@ class StreamRequests:
         self.waiting: list[tuple[int, Any]] = []  # requests after a finished task, in order, each with that task
 
     def state(self) -> dict[str, Any]:
-        """Return the tasks of the streams so far, and the completed and waiting requests, as a state to save."""
+        """Return the state to save: labels of all tasks in the streams so far, started and waiting requests."""
         fired, overdue = sorted(self._fired, key=repr), self.waiting
         written = [[(task, dict(vars(request))) for task, request in of] for of in (fired, overdue)]
         return {"known": self.known, "fired": written[0], "overdue": written[1]}
@@ -46,7 +46,7 @@ class StreamRequests:
         dry_run(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
-        """Return the requests of :func:`due` that an interrupted training has not already carried out."""
+        """Return an experience's requests for the moment ``when``, except those done before an interruption."""
         task, done = single_task(experience), set(unlearned)
         return [
             request
@@ -58,10 +58,10 @@ class StreamRequests:
         """Record that a request is about to be carried out. It counts as completed once its tasks are unlearned."""
         self._fired.add((task, request))
 
-    def end_task(self, task: int, then: Sequence[Any]) -> None:
-        """After a task's training: drop the task's completed requests, and store ``then``, its requests due now."""
+    def end_task(self, task: int, due_now: Sequence[Any]) -> None:
+        """After a task's training: drop the requests started during it; add ``due_now`` to the waiting requests."""
         self._fired = {(of, request) for of, request in self._fired if of != task}
-        self.waiting = [*self.waiting, *((task, request) for request in then)]
+        self.waiting = [*self.waiting, *((task, request) for request in due_now)]
 
     def overdue_requests(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
         """Return the waiting requests, earliest first, each with the finished task after which it was due."""

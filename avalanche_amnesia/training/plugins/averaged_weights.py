@@ -99,7 +99,7 @@ class AveragedWeights(Plugin):
 
 @register_purger(AveragedWeights)
 def _restart_mean(plugin: AveragedWeights, context: UnlearningContext, change: Transaction) -> str:
-    """After an unlearning, restart the running mean, which may include unlearned weights; return a line to record."""
+    """After an unlearning, restart the mean of weights: it may contain unlearned tasks. Return a line to record."""
     if getattr(context.model, "isolates", False):
         return "AveragedWeights: its mean is of weights that no unlearned task has"
     change.set(plugin, _averaged=0, _learning=[], _mean=[])

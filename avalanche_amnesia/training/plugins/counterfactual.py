@@ -73,7 +73,7 @@ class _WithoutTasks:
 
 
 def _writers(logs: Mapping[int, UndoLog], current: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | None:
-    """Find which task changed each entry of each tensor, and its value before; return None if two tasks changed one."""
+    """Return each entry's writer (log number from 1; 0: none) and old value, by tensor; None if one has two writers."""
     found = {}
     for name, value in current.items():
         writer_of, old = torch.zeros(value.numel(), dtype=torch.int16), value.cpu().clone()
@@ -208,7 +208,7 @@ class CounterfactualPlugin(Plugin):
     def _fit_head(
         self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, removed: frozenset[int]
     ) -> FittedHead:
-        """Return a head for the task of ``features_now``, fitted to features without the tasks in ``removed``."""
+        """Return a head fitted to features of the network without the updates of the tasks in ``removed``."""
         task = features_now.task
         passes = [(head_fit.ALL, removed)]
         if removed == SEVERAL:
@@ -261,7 +261,7 @@ class CounterfactualPlugin(Plugin):
 
 
 def _removal_sets(sources: Collection[int]) -> list[frozenset[int]]:
-    """Return the sets of tasks that get a head: all subsets; of many tasks, each one and ``SEVERAL`` for the rest."""
+    """Return the sets of removed tasks to fit heads for: every subset; of over 3 tasks, each one and ``SEVERAL``."""
     few = len(sources) <= MOST_SEPARATE
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]

@@ -90,8 +90,8 @@ class DisjointPlugin(TaskEndPlugin):
             reads=bool(self._share.reads),
         )
 
-    def moving_entries(self) -> dict[int, Tensor]:
-        """Return masks, by parameter ``id()``, of the entries that the task trains; processes exchange only these."""
+    def trained_entries(self) -> dict[int, Tensor]:
+        """Return a mask of the trained entries of each parameter, by its ``id()``; processes exchange only these."""
         fixed = self._fixed
         return {} if fixed is None else {id(p): own for p, own in zip(fixed.parameters, fixed.own, strict=True)}
 
@@ -114,7 +114,7 @@ class DisjointPlugin(TaskEndPlugin):
     _end_task = undo_training
 
     def keep_mask(self, strategy: Strategy) -> None:
-        """Check the finished task, store its share in the model, and fit its head."""
+        """At a task's end: check the task, store its share of the weights (its mask) in the model, and fit its head."""
         refuse_untrained(strategy)
         model, task = self.model_of(strategy), single_task(strategy.experience)
         recorder = find_plugin(strategy, TrajectoryPlugin)

@@ -44,7 +44,7 @@ class EpochLosses:
         self._batches = 0
 
     def add(self, loss: Tensor) -> None:
-        """Add a mini-batch's loss, ``()``, to the current epoch; store the first one of the task."""
+        """Add a mini-batch's loss, ``()``, to the current epoch's sum; also store the task's first loss."""
         if self._first is None:
             self._first = loss.clone()
         self._sum = self._sum + loss
@@ -72,7 +72,7 @@ class HATTask(TaskInTraining):
     lowest: Tensor
     highest: Tensor
     losses: EpochLosses
-    to_come: int | None
+    tasks_left: int | None
     warm_up: int | None = None
     fixed: bool = False
 
@@ -114,7 +114,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: check the model, the tasks that the rule locks, and the optimizer's class."""
+        """Before a task's training: check the model, the optimizer's class, and that ``locked`` tasks exist."""
         super().before_train_dataset_adaptation(strategy, **kwargs)
         self.model_of(strategy).check_gradients()
         self._check_locks(strategy.experience, self.model_of(strategy))
@@ -135,7 +135,7 @@ class HATPlugin(TaskMaskPlugin):
         model, task = self.model_of(strategy), single_task(strategy.experience)
         stream = getattr(strategy.experience, "origin_stream", None)
         self.n_tasks = len(stream or [task])
-        now.to_come = None if stream is None else max(1, self.n_tasks - strategy.experience.current_experience)
+        now.tasks_left = None if stream is None else max(1, self.n_tasks - strategy.experience.current_experience)
         self.take_snapshot(strategy)
         last = model.task_embedding(model.masked_tasks[-1]) if model.masked_tasks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
@@ -155,7 +155,7 @@ class HATPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Create the regulariser, and the adjuster that protects earlier tasks; new ones after an unlearning."""
+        """Create the regulariser and the adjuster that protects earlier tasks; called again after an unlearning."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation
@@ -168,7 +168,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an epoch: choose the units of each layer that the regulariser may not close in this epoch."""
+        """Before an epoch: choose each layer's strongest units; the regulariser can't close them in this epoch."""
         now: HATTask = self.in_training
         if self.masks.budget is not None:
             share = HALF if self.masks.warm_up is None else self.masks.warm_up
@@ -192,11 +192,11 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
-        """Fix the mask: open the strongest free units within the budget, and the strongest units of earlier tasks."""
+        """Make the mask binary for the rest of the task: open the strongest free and used units, within budgets."""
         now: HATTask = self.in_training
         use = self.task_use(model)
         embedding = now.embedding.detach()
-        new, reused = self.masks.shares(now.to_come)
+        new, reused = self.masks.shares(now.tasks_left)
         is_open = units_within(model.sizes, embedding, use.in_use, new, reused, min_units=self.masks.min_units)
         # Far enough from 0 that the gate is 0 or 1.
         size = embedding.abs() + 40 / self.masks.s_max
@@ -222,7 +222,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the forward pass: compute the gate at this step's scale; call :meth:`_prepare` after an unlearning."""
+        """Before the forward pass: compute this step's mask; if a task was unlearned, first update the protection."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         if model.generation != now.generation:

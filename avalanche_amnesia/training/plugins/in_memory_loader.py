@@ -96,7 +96,7 @@ class InMemoryLoaderPlugin(Plugin):
     """
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Store the data set if it is still the experience's own, because only such data get the fast loader."""
+        """Store the data set if no plugin has replaced it: only the experience's own data get the fast loader."""
         if strategy.adapted_dataset.targets is strategy.experience.dataset.targets:
             self._adapted = strategy.adapted_dataset
 

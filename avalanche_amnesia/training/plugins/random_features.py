@@ -60,7 +60,7 @@ class RandomFeatures(Plugin):
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's last epoch: add the regression to the task's logits."""
+        """After a task's last epoch: fit a regression on random features, and add its scores to the task's logits."""
         if strategy.clock.train_exp_epochs + 1 < strategy.train_epochs:
             return
         task, (x, y) = single_task(strategy.experience), self._samples(strategy, _MOST)

@@ -69,7 +69,7 @@ class SeedingPlugin(Plugin):
             self._steps.begin_step(strategy)
 
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the backward pass, in a process group: average the gradients of all processes."""
+        """After the backward pass, if this plugin divided the batch among processes: average their gradients."""
         if self._steps is not None:
             self._steps.reduce(strategy)
 

@@ -57,7 +57,7 @@ class TaskEndPlugin(Plugin):
         return strategy.model
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: check the task and store its mask (:meth:`keep_mask`); failures can be undone."""
+        """After a task's training: check the task and store its mask, in a way that can be undone after an error."""
         begin_task_end(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
@@ -83,7 +83,7 @@ class TaskEndPlugin(Plugin):
             warnings.warn(text, task_faults.MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
-        """Store a warning, once per subject, until the training ends: as an error during it, it would lose the task."""
+        """Store a warning, once per subject, until training ends: raised as an error earlier, it would undo a task."""
         if text is not None and about not in self.noticed:
             self.noticed.add(about)
             self.notices.append(text)
@@ -116,7 +116,7 @@ class TaskEndPlugin(Plugin):
 
 
 class TaskMaskPlugin(TaskEndPlugin):
-    """Base plugin of HAT and WSN: checks a task, protects entries of earlier tasks, keeps only changes inside the mask.
+    """Base plugin of mask methods: protects entries of earlier tasks, and reverts changes outside the task's mask.
 
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
     ``before_training_exp``, calls :meth:`restore_protected_entries` in ``after_update``, and :meth:`commit` in
@@ -155,7 +155,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     @property
     def in_training(self) -> Any:
-        """Return the state of the current task's training; raise RuntimeError between tasks."""
+        """Return the :class:`TaskInTraining` of the current task; raise RuntimeError if no task is in training."""
         if self.training is None:
             raise RuntimeError("no task is in training")
         return self.training
@@ -184,7 +184,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         self._end_task(strategy)
 
     def take_snapshot(self, strategy: Strategy) -> None:
-        """Copy model and optimizer, to undo the task later; freeze heads and norm layers of tasks without a mask."""
+        """Copy model and optimizer, to undo the task later; freeze the heads and norms of other unfinished tasks."""
         now: TaskInTraining = self.in_training
         model = self.model_of(strategy)
         now.snapshot = TaskSnapshot(strategy, now.task)
@@ -204,14 +204,14 @@ class TaskMaskPlugin(TaskEndPlugin):
                 parameter.copy_(before[name])
 
     def restore_protected_entries(self, model: TaskMaskedModel) -> None:
-        """Undo the optimizer's last changes of entries that the rule protects for earlier tasks."""
+        """After an optimizer step: undo changes of entries that the adjustment rule protects for earlier tasks."""
         now: TaskInTraining = self.in_training
         now.adjuster.after_step()
         if now.guards_others:  # the optimizer changes parameters without a gradient too
             self._restore_other_tasks(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """Return the entries to protect: in use by tasks in ``rule.locked`` (None: by all tasks with a mask)."""
+        """Return the entries that protected tasks use: tasks in ``rule.locked``, or if it is None all masked tasks."""
         return TaskUse(model, self.rule.locked)
 
     def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Strategy | None = None) -> Adjuster:
@@ -234,7 +234,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         )
 
     def begin_step(self, strategy: Strategy, sparsity: LayerSparsity = ()) -> None:
-        """After the backward pass: scale gradients, or copy weights for :meth:`restore_protected_entries`.
+        """After the backward pass: scale gradients, or copy the weights if the adjuster undoes updates after the step.
 
         Args:
             strategy: at its ``before_update``.
@@ -257,7 +257,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     @torch.no_grad()
     def commit(self, strategy: Strategy) -> None:
-        """Restore every entry outside the task's mask to its value before the task.
+        """Keep the task's changes inside its mask: restore every entry outside the mask to its value before the task.
 
         Raises:
             DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.

@@ -95,7 +95,7 @@ class TrajectoryPlugin(Plugin):
             )
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the model adds a task's modules: note whether some exist already, because an undo must keep them."""
+        """Before the model adds a task's modules: note if the task has any already; an undo keeps them."""
         task = single_task(strategy.experience)
         self._earlier = strategy.model.heads.get(task) if getattr(strategy.model, "additive", False) else None
         self._new = None if own_parameters(strategy.model, task) else task  # last: an interruption may come in between
@@ -116,7 +116,7 @@ class TrajectoryPlugin(Plugin):
         self.training, self._new, self._earlier = None, None, None
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: copy the model, to undo the training later, or share a masking plugin's copy."""
+        """Before a task's first step: copy the model, or use a masking plugin's copy, to undo the training later."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
             self.training = TaskInTraining(single_task(strategy.experience))
@@ -135,7 +135,7 @@ class TrajectoryPlugin(Plugin):
             strategy.rollback_point = None
 
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After an epoch: take a snapshot of a strategy that fills its replay memory before it calls plugins (DER)."""
+        """After an epoch: if the strategy has its own replay memory (DER), take a snapshot before samples enter it."""
         if purger_of(strategy) is not None:
             begin_task_end(strategy)
 
@@ -144,7 +144,7 @@ class TrajectoryPlugin(Plugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: record its change of shared parameters, and round it to the trajectory's dtype."""
+        """After a task's training: record its change of shared parameters; ``dtype`` rounds it, in the model too."""
         begin_task_end(strategy)
         if self.training is None:
             raise RuntimeError("no task is in training")

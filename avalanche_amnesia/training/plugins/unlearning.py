@@ -227,7 +227,7 @@ class UnlearningPlugin(Plugin):
         abort_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Undo an aborted training: restore the snapshot from before the end of the task, if any; forget the task."""
+        """Undo an aborted training: roll back the task's final steps, if begun; drop this plugin's data on the task."""
         restore_snapshot(strategy)
         self.current = None
         self.claims.restore_log(self._before, strategy.model, none_finished=self.ledger.n_trained == 0)
@@ -261,7 +261,7 @@ class UnlearningPlugin(Plugin):
         """Before a task's training: check the task and its requests to unlearn; carry out those due before the task."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory_plugin(strategy)
-        self._choose_deletion(strategy.model)
+        self._set_keeps_shared_entries(strategy.model)
         self.claims.note_changed_tensors(strategy.model)
         if self.current is not None:  # trained again inside an unlearning: its requests were answered long ago
             return
@@ -272,7 +272,7 @@ class UnlearningPlugin(Plugin):
         if self.ledger.n_trained == 0 and self.deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
-            purgers.refuse_unknown_state(self._split_by_purger(strategy)[1])
+            purgers.refuse_unknown_state(self._find_purgers(strategy)[1])
         self._requests.dry_run(experience, self.ledger)
         self.current_task, self._before, self._forgotten_in_task = None, None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
@@ -290,7 +290,7 @@ class UnlearningPlugin(Plugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: check requests due during it, record tasks it may learn from, prepare plugins."""
+        """Before a task's first step: check requests due in the task, note tasks that influence it, prepare plugins."""
         self.current_task = single_task(strategy.experience)
         self._before = self.claims.begin_training(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
@@ -442,11 +442,11 @@ class UnlearningPlugin(Plugin):
     ) -> UnlearningContext:
         """Check a request to unlearn and return the unlearning's context, with the plan; remove nothing yet."""
         recorder = self._trajectory_plugin(strategy)
-        self._choose_deletion(strategy.model)
+        self._set_keeps_shared_entries(strategy.model)
         ledger, snapshot = self.ledger, self._snapshot(strategy)
         unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
         tasks = ledger.check(tasks, event, self._requests.known or None, unrecorded)
-        cleaned, unknown = self._split_by_purger(strategy)
+        cleaned, unknown = self._find_purgers(strategy)
         if not allow_unknown:
             purgers.refuse_unknown_state(unknown)
         context = UnlearningContext(
@@ -470,8 +470,8 @@ class UnlearningPlugin(Plugin):
             limit_to_own_modules(context)
         return context
 
-    def _split_by_purger(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
-        """Return objects with their purgers (which remove tasks from them), and learned attributes of those without."""
+    def _find_purgers(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
+        """Return pairs of object and purger (function that removes tasks), and the learned state that has no purger."""
         others = [
             plugin
             for plugin in strategy.plugins
@@ -487,8 +487,8 @@ class UnlearningPlugin(Plugin):
         ]
         return [(obj, purge) for obj, purge in found if purge is not None], kept
 
-    def _choose_deletion(self, model: Any) -> None:
-        """Set ``model.keeps_shared_entries``: True if unlearning must not change entries that another task uses."""
+    def _set_keeps_shared_entries(self, model: Any) -> None:
+        """Set ``model.keeps_shared_entries`` (unlearning changes no entry that another task uses) by ``deletion``."""
         if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
             raise TypeError(
                 f"deletion='exclusive' needs a model with masks, got {type(model).__name__}, whose tasks share all"

@@ -101,7 +101,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Create the scores' optimizer, and the adjuster that protects earlier tasks; new ones after an unlearning."""
+        """Create the scores' optimizer and the adjuster to protect earlier tasks; called again after an unlearning."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
@@ -152,7 +152,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """If a task was unlearned since the last step: reset inherited scores, and stop protecting its weights."""
+        """If a task was unlearned since the last step: start the scores again, and release the weights it froze."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
@@ -173,7 +173,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before the optimizer's step: pass the gradients to weights and scores, and protect earlier tasks' weights."""
+        """Before the optimizer's step: compute the gradients of weights and of their scores; protect earlier tasks."""
         self.model_of(strategy).pass_gradients()
         self.begin_step(strategy)
 
