@@ -42,7 +42,7 @@ class ProofError(ValueError):
 
 @dataclass(frozen=True)
 class SharedEntries:
-    """Entries of a tensor that unlearned tasks trained and that keep their values, because other tasks use them.
+    """Number of a tensor's entries that keep the updates of unlearned tasks, because remaining tasks use the entries.
 
     Attributes:
         entries: number of these entries, each counted once.

@@ -137,10 +137,10 @@ class ProbingMetric(CallbackMetric, ABC):
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
-        """Return ``model``'s features ``(n, features)`` under masks of ``kind``: ``own``, ``remaining`` or ``none``.
+        """Return features ``(n, features)`` of ``x`` in ``model``, computed with the masks that ``kind`` selects.
 
-        None: a mask is missing. Kinds: see :class:`FeatureDistance`; ``none`` uses norms from before the first task.
-        ``main``, the run's model, has a remaining task's own mask and norms. Without masks, ``own`` uses task norms.
+        ``own``: mask and norms of ``task``, from ``main`` (the run's model) or, if unlearned, its probe; ``remaining``:
+        mean over the remaining tasks' masks; ``none``: no mask, initial norms. Returns None if a mask is missing.
         """
         with_norms = isinstance(main, TaskNormModel) and main.features_per_task
         if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):

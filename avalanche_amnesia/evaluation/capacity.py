@@ -16,9 +16,9 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 def network_capacity(strategy: Strategy) -> float | None:
     """Return the backbone's free capacity, from 0 (the next task can change no weight) to 1 (it can change all freely).
 
-    AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): the mean share of an update that a weight may apply. With
-    AdaHAT's rule it is ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. If the strategy has ``locked``
-    tasks, only their masks count. For weight pools: the share of weights that no task owns. None for other strategies.
+    Mean over all weights of the share of an update that is allowed: in HAT ``1 − min(a_i, a_j)``, cumulative masks of
+    the weight's units; in AdaHAT (Wang et al., ECML-PKDD 2024) ``r / (n + r)``, rate ``r``, used by ``n`` tasks. If the
+    rule protects only ``locked`` tasks, only they count. Weight pools: share of weights without owner. Others: None.
     """
     if isinstance(strategy.model, MultiHeadModel) and (free := strategy.model.free_share()) is not None:
         return free

@@ -41,7 +41,7 @@ _QUIET = (MaskWarning, CapacityWarning)
 
 
 class ReferencesError(ValueError):
-    """Error raised if ``make_strategy``, the benchmark or the run allows no comparable reference models."""
+    """Error raised if reference models can't be trained or compared with the run, e.g. if settings differ."""
 
 
 class References:
@@ -126,10 +126,10 @@ class References:
         return self
 
     def check(self, experience: Any) -> None:
-        """Raise ReferencesError unless an experience's data, ``permanent`` and ``deadline`` equal the references' own.
+        """Raise ReferencesError if an experience differs from the one that references train on for the same task.
 
-        Labels and a few samples, with evaluation transforms, are compared. The first successful call starts the
-        workers, if there are any and a metric has announced models; later calls warn if a worker failed.
+        Compares ``permanent``, ``deadline``, labels, and a few samples with evaluation transforms. If a metric has
+        called :meth:`expect`, the first successful call starts the ``workers``; later calls warn if one failed.
         """
         task = int(experience.task_label)
         own = self.train_experience(task)
@@ -219,15 +219,15 @@ class References:
     def prove(
         self, record: UnlearningRecord, *, tasks: Iterable[int] = (), strategy: Strategy | None = None
     ) -> UnlearningRecord:
-        """Retrain without the unlearned data, compare all tensors bit by bit, and return the record with the proof.
+        """Retrain without the unlearned data; return the record with a proof that all bits equal the retrained ones.
 
         ``TaskStrategy.prove`` and ``UnlearningPlugin.prove`` do so with the last record of a strategy, and store the
         result.
 
         Args:
-            record: ``exact`` or ``conditional``. After a request for samples use the references :meth:`without` them.
-            tasks: only these remaining tasks, if no task's weights depend on another task; by default all.
-            strategy: strategy whose current model is compared; None: compare the hashes in the record.
+            record: ``exact`` or ``conditional``. For unlearned samples: ``references.without(…).prove(record)``.
+            tasks: remaining tasks to prove, if no task's weights depend on another task's; by default all remaining.
+            strategy: strategy whose current tensors are compared; None: the tensors' hashes in the record are compared.
 
         Returns:
             A copy of the record with its proof.
@@ -312,7 +312,7 @@ class References:
         return self._with_data(key, lambda *of: self._trained[of])
 
     def of(self, plugin: Any) -> References:
-        """Return references that retrain on the data of ``plugin``'s run, without the samples unlearned in it."""
+        """Return a :class:`References` for the training data of ``plugin``'s run, minus the samples unlearned there."""
         here = self.trained(plugin)
         sizes = {task: len(experience.dataset) for task, experience in here._experiences.items()}
         return here.without(plugin.forgotten.positions_by_task(sizes))

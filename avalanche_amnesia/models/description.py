@@ -22,7 +22,7 @@ class Description:
         }
         covered = Counter[int]()
         for parameter in graph.factors.keys() - first:
-            covered[graph.layer_of(parameter)] += sizes.get(parameter, 0)
+            covered[graph.layer_index(parameter)] += sizes.get(parameter, 0)
         self.rows = [
             (name, layer.kind, layer.units, _sources(graph, name), covered[i])
             for i, (name, layer) in enumerate(graph.layers.items())

@@ -153,11 +153,11 @@ class DisjointModel(MultiHeadModel):
         return () if share is None else share.reads
 
     def partitioned(self, share: Allocation) -> dict[str, nn.Parameter]:
-        """Return a dict of name to parameter, for the parameters that are divided into ``share.slots`` parts.
+        """Return a dict of name to parameter, for the parameters whose entries are divided among the tasks.
 
-        Each task copies the other trainable ones: those that :meth:`Allocation.can_partition` excludes, and the
-        smallest matrices and kernels, as long as all slots' copies together are at most a twentieth of the network. A
-        first convolution, for example, has too few inputs to be partitioned.
+        Each of the ``share.slots`` parts of a parameter can belong to one task. Of every other trainable parameter each
+        task has its own copy: of biases, norms etc. (:meth:`Allocation.can_partition`), and of the smallest matrices
+        and kernels, while the copies for all slots together are at most a twentieth of the network.
         """
         named = self.backbone.named_parameters()
         learning = {name: parameter for name, parameter in named if name in self._learning}

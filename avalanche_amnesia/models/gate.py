@@ -43,13 +43,13 @@ class ComputedUnits:
         self._looks = 0
 
     def exclude(self, units: Tensor) -> None:
-        """Exclude the units where ``units``, bool ``(n_units,)``, is True, and compute all other units from now on."""
+        """Replace the set of excluded units by those where ``units``, bool ``(n_units,)``, is True."""
         if self._left_out is None or not torch.equal(units, self._left_out):
             self._left_out, self._bounds = units, torch.where(units, -FAR, math.inf)
             self.entries = self._entries_of(~units)
 
     def update_selection(self, exponent: Tensor) -> None:
-        """Choose the units to compute, given ``exponent = scale · embedding``, ``(n_units,)``; no effect on a GPU."""
+        """On a CPU, exclude units whose gates are almost 0: ``exponent = scale · embedding < -FAR``, ``(n_units,)``."""
         if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1

@@ -24,8 +24,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``.
         n_features: width of the features.
-        graph: meaning of a mask's entries, with ``layers``, ``parameter_use``, ``used_entries`` and ``layer_of`` as in
-            a :class:`~avalanche_amnesia.unit_graph.UnitGraph`.
+        graph: meaning of a mask's entries, with ``layers``, ``parameter_use``, ``used_entries`` and ``layer_index`` as
+            in a :class:`~avalanche_amnesia.unit_graph.UnitGraph`.
         sizes: number of entries of each part of the mask, in order.
 
     Attributes:

@@ -52,8 +52,8 @@ class WeightCover:
         """Convert a mask to a dict of parameter name to bool tensor in the parameter's shape, True at used weights."""
         return {name: mask[name].bool().reshape(tensor.shape) for name, tensor in self.layers.items()}
 
-    def layer_of(self, parameter: str) -> int:
-        """Return the index of a parameter among the masked parameters."""
+    def layer_index(self, parameter: str) -> int:
+        """Return the index of a masked parameter's layer; here every masked parameter counts as a layer of its own."""
         return list(self.layers).index(parameter)
 
 

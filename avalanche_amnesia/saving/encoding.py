@@ -17,7 +17,7 @@ from avalanche_amnesia.saving.values import StateError
 
 @dataclass(frozen=True)
 class OwnFile:
-    """Wrapper of a value that a state stores in a separate file, shared by states while the value does not change."""
+    """A value in a state that is saved to a file of its own; later states reuse this file until the value changes."""
 
     value: Any  # contains no further ``OwnFile``
 

@@ -130,9 +130,9 @@ def seal(content: Mapping[str, Any], **head: Any) -> str:
 
 
 def unseal(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]:
-    """Return the content of a text from :func:`seal`; raise ValueError if head or checksum differ.
+    """Return the content of a text made by :func:`seal`; raise ValueError for a wrong checksum or another ``head``.
 
-    The head may also contain a signature; ``check`` gets the content and the signature, or None.
+    If ``check`` is given, it is called with the content and the text's signature (None if the text has none).
     """
     try:
         found = json.loads(text)

@@ -19,7 +19,7 @@ _LEAVES = (str, bytes, int, float, type(None), type, ModuleType)
 
 
 def is_known(obj: object) -> bool:
-    """Return True if a search for state may enter an object's attributes: its class is of this package or Avalanche.
+    """Return True if a recursive search may visit an object's attributes: its class is from this package or Avalanche.
 
     False for strategies, networks and data, and for objects that cannot change.
     """

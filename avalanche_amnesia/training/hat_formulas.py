@@ -99,7 +99,7 @@ class SparsityRegulariser:
         return by_layer.tolist() if by_layer.device.type == "cpu" else by_layer.unbind()
 
 
-def units_within(
+def units_within_budget(
     sizes: Sequence[int],
     embedding: Tensor,
     in_use: Tensor,
@@ -108,7 +108,7 @@ def units_within(
     *,
     min_units: int,
 ) -> Tensor:
-    """Return a bool mask of each layer's strongest units: a share ``new`` of free ones, ``reused`` of used ones."""
+    """Return a bool mask of each layer's largest embeddings: fraction ``new`` of free, ``reused`` of used units."""
     read = strongest_units(sizes, embedding, in_use, lambda n: _floor(reused * n)) & (embedding > 0)
     taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _floor(new * n)))
     rank = embedding.masked_fill(read | taken, torch.inf)  # units that are open already rank first

@@ -229,7 +229,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
     def make_optimizer(self, reset_optimizer_state: bool = False, **kwargs: Any) -> None:
-        """Add the model's new parameters to the optimizer (by default to its first group), and remove deleted ones."""
+        """Add new model parameters to the optimizer and drop deleted ones; empty its state if so requested."""
         follow_model(self, fresh=reset_optimizer_state)
         if kwargs.get("remove_params") or kwargs.get("verbose_optimizer"):
             super().make_optimizer(False, **kwargs)

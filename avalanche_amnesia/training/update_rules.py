@@ -45,8 +45,8 @@ class TaskUse:
         """Return 0/1 tensors by parameter: 1 if both end units of a weight are in use (``min``), or one (``max``)."""
         return self.covered if between == "min" else self._by_max[0]
 
-    def importance_by(self, between: Between) -> Mapping[str, Tensor]:
-        """Return each weight's importance, by parameter: min or max of the numbers of tasks using its two end units."""
+    def weight_importance(self, between: Between) -> Mapping[str, Tensor]:
+        """Count the tasks that use a weight's input unit and output unit; return the ``min`` or ``max`` count."""
         return self.importance if between == "min" else self._by_max[1]
 
     @cached_property
@@ -177,7 +177,7 @@ class AdjustmentRule:
         return 1 - sum(map(sum_entries, shares)) / sum(share.numel() for share in shares)
 
     def expected_share(self, use: TaskUse, name: str) -> Tensor:
-        """Return :meth:`protected_share` at layer sparsity 0; if the rule draws random numbers, its mean over them."""
+        """Return the share of each entry's update that the rule blocks at sparsity 0, as a mean over random draws."""
         return self.checked_share(use, name, 0.0)
 
 
@@ -293,7 +293,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
             return torch.full_like(without_repeats(use.covered[name]), use.n_tasks + 1)
         if self.importance == "flat":
             return without_repeats(use.covered_by(self.between)[name]) * use.n_tasks
-        return without_repeats(use.importance_by(self.between)[name])
+        return without_repeats(use.weight_importance(self.between)[name])
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         """Return ``1 + importance / r_l``, equal to ``1 / (1 − share)`` of the base class, but faster to compute."""

@@ -185,7 +185,7 @@ class ChangedEntries:
 
 @dataclass(frozen=True)
 class Removal:
-    """Computed removal of tasks, not yet applied: new values of the weights and of the recorded updates.
+    """Result of computing a removal of tasks, before it is applied: new weights, and new undo logs of remaining tasks.
 
     Attributes:
         tasks: the removed tasks.

@@ -127,7 +127,7 @@ class SparseUpdates(_ChosenEntries):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the tensor that the task changed, not of the stored codes (rounded updates)."""
+        """Return the dtype of the tensor that the task changed; its updates are stored in a lower precision."""
         return self.values.dtype
 
     def old_values(self, written: Tensor) -> Tensor:

@@ -40,14 +40,14 @@ class TrajectoryError(ValueError):
 
 
 class Trajectory:
-    """Undo logs (old values of changed entries) of tasks and of repairs (further training after an unlearning).
+    """Store of every task's weight changes: for each task, the changed entries and their values before the task.
 
     Args:
         dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; None:
             lossless.
 
     Attributes:
-        logs: task, or negative number of a repair → its undo log. It is replaced by each change, never changed itself.
+        logs: task, or negative number of a repair (training after an unlearning) → undo log. Changes replace the dict.
 
     Raises:
         ValueError: for an invalid dtype.
@@ -118,13 +118,13 @@ class Trajectory:
         after: Mapping[str, Tensor],
         parameters: int | None = None,
     ) -> dict[str, Tensor]:
-        """Store the update of a finished task in an undo log; return the new values of tensors that rounding changed.
+        """Store a finished task's update in an undo log; if the log's dtype rounds it, return the rounded weights.
 
         Args:
             task: label of the task, at least 0. It may be recorded already if no tensor has changed since.
             before: tensor name → values before the task; tensors missing here belong to the task and are not recorded.
             after: tensor name → current values.
-            parameters: number of parameters for the report's shares; by default the size of all tensors in both.
+            parameters: how many entries the task could change (see :meth:`report`); None: all entries of these tensors.
 
         Returns:
             Tensor name → values rounded by ``dtype``: write them into the model before it is used. Empty in a

@@ -56,7 +56,7 @@ class LazyMapping(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer whose outputs (neurons or channels) are units with a mask."""
+    """Description of a layer with weights; its outputs (neurons or channels) are the units that masks select."""
 
     name: str
     units: int  # number of outputs
@@ -160,7 +160,7 @@ class UnitGraph:
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
-    def layer_of(self, parameter: str) -> int:
+    def layer_index(self, parameter: str) -> int:
         """Return the index of the layer that a parameter belongs to: the layer of its first unit."""
         return self._layer_of[parameter]
 
@@ -189,8 +189,8 @@ class Draft:
     _names: dict[LayerKey, str] = field(default_factory=dict)
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
-    def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """Return the layer of a weight; at the first call, add it to the draft with a free name from ``wanted``."""
+    def get_or_add_layer(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
+        """Return a weight's layer in this graph; if missing, add it under the first free name in ``wanted``."""
         places = tuple((p.name, None if p.is_identity else hash(p.index.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:

@@ -104,7 +104,7 @@ class Sizes:
 
 @dataclass
 class Trace:
-    """Result of tracing a backbone (masked graphs, unit graph), reused for every backbone with the same structure."""
+    """Result of tracing a backbone: its forward code with masks, and the units that each weight connects."""
 
     programs: dict[bool, Program]
     sizes: dict[bool, Sizes]

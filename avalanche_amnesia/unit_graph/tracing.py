@@ -137,7 +137,7 @@ def _inner_names(backbone: nn.Module, name: str) -> list[str]:
 
 @dataclass
 class _Tracing:
-    """Tracer of a backbone, once in training and once in evaluation mode; arguments as for :func:`examine`."""
+    """Arguments (as of :func:`examine`) and results of tracing a backbone, once in training and once in eval mode."""
 
     backbone: nn.Module
     inputs: Inputs

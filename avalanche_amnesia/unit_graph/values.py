@@ -98,8 +98,8 @@ class UnitSets:
             result[of_group] = known[key]
         return result
 
-    def over(self, ids: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-        """Reduce a tensor of set ids along ``dims`` by union, like ``torch.sum(ids, dims, keepdim)``."""
+    def union_along(self, ids: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+        """Return the ids of the sets united along ``dims``, in the shape of ``torch.sum(ids, dims, keepdim)``."""
         dims = [dim % ids.dim() for dim in dims]
         small = compact(ids)
         shape = [1 if dim in dims else size for dim, size in enumerate(small.shape)]
@@ -117,7 +117,7 @@ class UnitSets:
         return torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Return ids ``(sets,)`` and a :meth:`table` ``(units, sets)`` for each group of sets of similar size."""
+        """Return all sets, grouped by size: ids ``(k,)`` and a :meth:`table` ``(units, k)`` of each group's units."""
         if self._tables is None or self._tables[0][0].device != device:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):

@@ -239,7 +239,7 @@ class Walk:
         return _always_in_use(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
-        """Return the shape and type of a node's results, as meta tensors for ``EXPORTED_BATCH`` samples."""
+        """Return a graph node's outputs as meta tensors (shape and dtype only), for a mini-batch of fixed size."""
         try:
             return map_leaves(node.meta["val"], self._as_meta)
         except ValueError as error:
@@ -347,7 +347,7 @@ class Walk:
             raise Unsupported("the number of features depends on the size of the batch", "keep samples apart")
         self._check_axes(node)
         self.zero_inputs(node)
-        return self.draft.sets.over(result.ids, [0]).clone()
+        return self.draft.sets.union_along(result.ids, [0]).clone()
 
     def _report(self, where: str, reason: str, fix: str) -> None:
         finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, fix)

@@ -161,7 +161,7 @@ class Claims:
             )
 
     def train_options(self) -> dict[str, Any]:
-        """Return the keyword arguments of the first call of ``train``; RequestError if a value is not stored."""
+        """Return the first ``train`` call's keyword arguments; RequestError if one was no number, text or None."""
         options = {} if self._first is None else _learning_options(self._first)
         if lost := [name for name, value in options.items() if isinstance(value, tuple)]:
             raise RequestError(
@@ -232,9 +232,9 @@ class Claims:
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
     def fields_after_retraining(self, context: UnlearningContext, first: Circumstances) -> dict[str, Any]:
-        """Return ``claim``, ``reasons`` and ``rests_on`` of a plan that retrains a task without some of its samples.
+        """Return a plan's claim (exact or not) with its reasons, if a task is retrained without some of its samples.
 
-        See :meth:`claim_fields`; ``first`` are the settings of the task's first training.
+        The fields are those of :meth:`claim_fields`; ``first``: the settings of the task's first training.
         """
         (task,), trained_again = context.tasks, copy(context)
         trained_again.tasks = ()  # the task remains from here on
@@ -255,7 +255,7 @@ class Claims:
         return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
-        """Return reasons why a training now depends on unseeded draws, old state or all earlier tasks; may be empty."""
+        """Return texts on how earlier tasks can influence a training, such as unseeded draws or optimizer state."""
         # Class attributes of plugins: ``seeds_tasks`` (seeds every task), ``commits_to_mask`` (restores all entries
         # outside the task's mask).
         found = []

@@ -129,7 +129,7 @@ class _Problem:
 
 
 class _Loss:
-    """Mean loss over ``counted`` samples, computed on ``rows`` only; the gradient of further samples is constant."""
+    """Mean loss of a head over ``counted`` samples: ``rows`` are evaluated, all others add a fixed gradient."""
 
     def __init__(self, problem: _Problem, rows: Tensor, labels: Tensor, counted: int | None = None) -> None:
         self._problem, self._rows = problem, rows

@@ -31,7 +31,7 @@ def _lower(width: int, device: torch.device) -> Tensor:
 
 
 class TaskSums(NoHead):
-    """Head without weights: integer sums over a task's samples, from which its ridge regression is computed.
+    """Head of a task, stored as integer sums ``Σ φφᵀ`` and ``Σ φyᵀ``, from which the model solves a ridge regression.
 
     Attributes: int64 if not stated; ``φ`` is a sample's vector of D whole numbers, see :class:`AnalyticModel`.
         gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``, int32 if all its entries fit.
@@ -67,7 +67,7 @@ class TaskSums(NoHead):
         return made
 
     def forward(self, features: Tensor) -> Tensor:
-        """Keep a training mini-batch's features, so that they can be added to the sums; return zeros as logits."""
+        """Keep a training mini-batch's features, to be added to the sums; return zeros, as training needs no logits."""
         self.seen = features if self.seen is None else self.seen  # a plugin may call forward again
         return super().forward(features)
 
@@ -351,9 +351,9 @@ class AnalyticModel(MultiHeadModel):
 
 
 def _best_ridge(gram: Tensor, sums: Tensor, n: int, unit: float, ridges: Sequence[float] = _RIDGES) -> float:
-    """Return the ridge with the least generalised cross-validation error, ``n |y - ŷ|² / (n - tr H)²``."""
+    """Return the ridge λ with the least generalised cross-validation error of ``W = (gram + λ·unit·I)⁻¹ sumsᵀ``."""
     values, vectors = torch.linalg.eigh(gram)
     values, power = values.clamp(min=0), (sums @ vectors).square().sum(0)
     shrinks = 1 / (values + unit * values.new_tensor(ridges)[:, None])
-    errors = n + (values * shrinks.square() - 2 * shrinks) @ power
-    return ridges[int((errors.clamp(min=0) / (n - shrinks @ values).square()).argmin())]
+    errors = n + (values * shrinks.square() - 2 * shrinks) @ power  # |y - ŷ|², for n samples
+    return ridges[int((errors.clamp(min=0) / (n - shrinks @ values).square()).argmin())]  # n |y - ŷ|² / (n - tr H)²

@@ -43,7 +43,7 @@ class UnlearningCost(CallbackMetric):
         self.references.check(strategy.experience)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """After an evaluation: return the times of unlearnings not reported yet; None without any, or in a training."""
+        """After an evaluation: return the durations of new unlearnings; None if there are none, or during training."""
         plugin = require_unlearning(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None

@@ -98,8 +98,8 @@ class ImageOptions(TypedDict, total=False):
 
     Attributes:
         seed: seed of the subsets; 0 by default.
-        n_train: number of training images, stratified, before a split into tasks (else per task, the same ones in every
-            task), at least one per class; None, the default: all.
+        n_train: number of training images, stratified, at least one per class. ``Split…`` streams divide them into
+            tasks; in other streams every task has all of them. None, the default: all.
         n_test: number of test images in the same way.
         root: the folder of data sets, with ``MNIST/raw``, ``FashionMNIST/raw``, ``cifar-10-batches-py`` or
             ``cifar-100-python``; None, the default: the environment variable AMNESIA_DATA.

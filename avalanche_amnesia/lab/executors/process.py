@@ -52,7 +52,7 @@ class ProcessExecutor:
 
 
 def worker_processes(n: int | None, n_gpus: int = 0) -> Any:
-    """Return the running pool of ``n`` worker processes, or a new pool after an idle minute or a crash."""
+    """Return a pool of ``n`` processes (None: one per core), each with one of ``n_gpus`` GPUs; reused until a crash."""
     return loky.get_reusable_executor(n, timeout=60, initializer=_init_worker, initargs=(n_gpus, os.getpid()))
 
 

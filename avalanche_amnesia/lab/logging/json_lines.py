@@ -39,7 +39,7 @@ class JSONWriter:
         self._append("settings", settings=settings, name=name)
 
     def define(self, metric: str, axis: str) -> None:
-        """Append a line to the log that names the axis of a metric."""
+        """Log which x axis a metric is drawn over, as ``wandb.define_metric`` does."""
         self._append("metric", metric=metric, axis=axis)
 
     def log(self, row: Mapping[str, Payload]) -> None:

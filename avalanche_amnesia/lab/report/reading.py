@@ -159,7 +159,7 @@ class Entry:
 
     @property
     def requests(self) -> dict[int, Evaluation]:
-        """Return the first run's evaluations that follow a request to unlearn, by their index in the run."""
+        """Return the first run's evaluations right after a request to unlearn, by evaluation number (from 0)."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property

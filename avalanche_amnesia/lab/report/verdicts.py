@@ -280,7 +280,7 @@ def _unmeasured(test: TraceTest, run: Run) -> set[int]:
 
 
 def _exceeds(test: TraceTest, pairs: Sequence[Pair]) -> bool:
-    """Return True if, on average over ``pairs``, this model exceeds the retrained one by twice the tolerance."""
+    """Return True if the tested model's mean metric is above the retrained model's by over twice the tolerance."""
     if not pairs:
         return False
     ours, theirs = fmean(pair.here for pair in pairs), fmean(pair.there for pair in pairs)

@@ -35,7 +35,7 @@ _READS = re.compile(rf" (?:environ|getenv)\n(?:\w+ get\n)?(?:{_NAMED})?")
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
-    """Return name → value of the facts about a strategy that must not change between two steps of a run."""
+    """Return, by name, all values of a strategy (tensors as hashes) that only ``train`` and ``unlearn`` may change."""
     model, optimizer = strategy.model, strategy.optimizer
     tensors: dict[str, Tensor] = dict(model.state_dict())
     names = {id(parameter): name for name, parameter in model.named_parameters()}

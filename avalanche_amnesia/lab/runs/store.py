@@ -98,7 +98,7 @@ class RunStore:
         return {**self.__dict__, "_temporary": None}  # a copy in another process must not delete it
 
     def run(self, strategy: Strategy) -> StoredRun:
-        """Return a :class:`StoredRun`, which loads states from this store, or computes and stores missing states."""
+        """Return an object that trains ``strategy`` and unlearns with it, or loads the result if this store has it."""
         return StoredRun(self, strategy)
 
     def nodes(self) -> list[Node]:

@@ -151,7 +151,7 @@ class LastStream:
 
 
 class TrialDone(Exception):
-    """Exception that undoes a trial retraining, a test for equal bits; it carries the resulting tensor hashes."""
+    """Exception that ends a test retraining, so that it is undone; carries the hashes of the retrained tensors."""
 
     def __init__(self, hashes: Mapping[str, str], place: str) -> None:
         super().__init__()

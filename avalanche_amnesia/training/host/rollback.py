@@ -115,7 +115,7 @@ def is_finishing(strategy: Strategy) -> bool:
 
 
 def finish_task(plugin: Any, strategy: Strategy) -> None:
-    """Drop the snapshot if ``plugin`` is the last to finish a task; from then on the task can't be undone."""
+    """Delete the snapshot of :func:`begin_task_end` if no plugin after ``plugin`` still has to finish the task."""
     # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
     if plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins):
         strategy.rollback_point = None

@@ -97,13 +97,13 @@ class CounterfactualPlugin(Plugin):
     the task's mask are considered. A head is dropped if its set can't be unlearned any more (a task became permanent),
     or if the head was fitted to a model with a task that a request has unlearned since.
 
-    With up to three such tasks, each set of them gets its own head. With more, each single task gets a head, and all
-    larger sets share one: each part of the samples is passed through the backbone without one of these sets. So the
-    shared head is fitted to features that some unlearned tasks influenced.
+    Of up to three considered tasks, every set gets its own head. Of more, every single task gets a head, and all larger
+    sets share one. The shared head is fitted to samples in parts, each passed through the backbone without a different
+    such set, so tasks that are unlearned later may still influence it.
 
-    All heads are fitted without repairs (:class:`RepairPlugin`), because the next request removes them. A task that
-    uses repaired entries gets a head for the empty set too. If a head can't be fitted, because the remaining features
-    overflow, a warning is emitted and the head is left out.
+    Weight changes by a :class:`RepairPlugin` are removed for all fits too, because the next unlearning removes them. A
+    task that uses weights with such changes also gets a head for the case that only these changes are removed. If the
+    features overflow, so that a head can't be fitted, a warning is emitted and the head is left out.
 
     Needs :class:`TrajectoryPlugin`, :class:`UnlearningPlugin` and a masked model.
 

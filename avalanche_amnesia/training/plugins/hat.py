@@ -20,7 +20,7 @@ from avalanche_amnesia.training.hat_formulas import (
     mask_scale,
     rescale_embedding_gradient_,
     strongest_units,
-    units_within,
+    units_within_budget,
 )
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
@@ -44,7 +44,7 @@ class EpochLosses:
         self._batches = 0
 
     def add(self, loss: Tensor) -> None:
-        """Add a mini-batch's loss, ``()``, to the current epoch's sum; also store the task's first loss."""
+        """Add a mini-batch's loss, a scalar, to the epoch's sum; store the first one as the task's first loss."""
         if self._first is None:
             self._first = loss.clone()
         self._sum = self._sum + loss
@@ -197,7 +197,7 @@ class HATPlugin(TaskMaskPlugin):
         use = self.task_use(model)
         embedding = now.embedding.detach()
         new, reused = self.masks.shares(now.tasks_left)
-        is_open = units_within(model.sizes, embedding, use.in_use, new, reused, min_units=self.masks.min_units)
+        is_open = units_within_budget(model.sizes, embedding, use.in_use, new, reused, min_units=self.masks.min_units)
         # Far enough from 0 that the gate is 0 or 1.
         size = embedding.abs() + 40 / self.masks.s_max
         now.embedding.copy_(torch.where(is_open, size, -size))

@@ -227,7 +227,7 @@ class TaskMaskPlugin(TaskEndPlugin):
             use,
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
             before=backbone_entries(self.in_training.before.values),
-            layer_of=model.graph.layer_of,
+            layer_of=model.graph.layer_index,
             linear=strategy is not None
             and traits_of(strategy.optimizer).linear
             and sees_final_gradients(strategy, self),

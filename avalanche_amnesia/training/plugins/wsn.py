@@ -73,8 +73,8 @@ class SubnetPlugin(TaskMaskPlugin):
     """Plugin for winning subnetworks (WSN): a task uses the best-scored weights; earlier tasks' weights are frozen.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.SubnetModel`. Weights of
-    earlier tasks are frozen in update space: after every step of the optimizer they have their bits from before the
-    task, also under momentum, weight decay or Adam. When the task ends, weights outside its mask are restored.
+    earlier tasks are frozen: after every step of the optimizer they are set back to their bits from before the task,
+    also under momentum, weight decay or Adam. When the task ends, weights outside its mask are set back too.
 
     Args:
         masks: settings of learning which weights a task uses.

@@ -69,7 +69,7 @@ def _with_constant_or_parameter(walk: Walk, x: Any, other: Any, if_constant: Mas
 
 
 def assign_units(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Record that the unit sets ``ids`` use a parameter; return DIRTY if later tasks can change it, else CONSTANT."""
+    """Record which units use each parameter entry; return DIRTY if later tasks can change them, else CONSTANT."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)

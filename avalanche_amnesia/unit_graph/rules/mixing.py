@@ -34,7 +34,7 @@ def reduction(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> 
         return walk.conservative(node)
     if 0 in dims and len(x.shape) == 2:
         raise Unsupported("it mixes the samples of a batch", "leave the first dimension alone")
-    ids = walk.draft.sets.over(x.ids, dims, keepdim=len(result.shape) == len(x.shape))
+    ids = walk.draft.sets.union_along(x.ids, dims, keepdim=len(result.shape) == len(x.shape))
     return x.like(ids)
 
 
@@ -43,7 +43,7 @@ def cumulative_sum(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) 
     """Trace units through a cumulative sum: to be safe, an entry depends on the units of all entries along ``dim``."""
     if not isinstance(x, Value):
         return walk.conservative(node)
-    return x.like(walk.draft.sets.over(x.ids, [dim], keepdim=True).expand(x.shape))
+    return x.like(walk.draft.sets.union_along(x.ids, [dim], keepdim=True).expand(x.shape))
 
 
 @rule(*POOLS)
@@ -52,7 +52,7 @@ def pooling(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
     if not isinstance(x, Value):
         return walk.conservative(node)
     axes = range(2 if "2d" in str(node.target) else 3 if "3d" in str(node.target) else 1)
-    of_channels = walk.draft.sets.over(x.ids, [-1 - axis for axis in axes], keepdim=True)
+    of_channels = walk.draft.sets.union_along(x.ids, [-1 - axis for axis in axes], keepdim=True)
     result = walk.result(node)
     if isinstance(result, Tensor):
         return x.like(of_channels.expand(result.shape))
@@ -73,8 +73,8 @@ def matrix_product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     options = [
         ids.expand(result.shape)
         for value, ids in (
-            (b, sets.over(b.ids, [-2], keepdim=True)),
-            (a, sets.over(a.ids, [-1], keepdim=True)),
+            (b, sets.union_along(b.ids, [-2], keepdim=True)),
+            (a, sets.union_along(a.ids, [-1], keepdim=True)),
         )
         if value.masked is Masked.ZERO
     ]
@@ -95,7 +95,7 @@ def attention(
         return walk.conservative(node)
     # Masked queries and keys may hold constants, but no numbers that other tasks change.
     walk.zero_inputs(node, dirty_only=True)
-    ids = walk.draft.sets.over(value.ids, [-2], keepdim=True)
+    ids = walk.draft.sets.union_along(value.ids, [-2], keepdim=True)
     result = walk.result(node)
     heads = (*result.shape[:-2], 1, ids.shape[-1])
     if ids.dim() == 4 and ids.shape[1] != result.shape[1]:  # several query heads share one key and value head

@@ -93,7 +93,7 @@ def _use_task_copy(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
     by_position = spec.kind in ("layer", "rms")
     last = x.ids.dim() - len(spec.shape)
     dims = [dim for dim in range(x.ids.dim()) if (dim < last if by_position else dim != 1)]
-    sets = filled(walk.draft.sets.over(x.ids, dims))  # a norm's statistics and shifts affect padding too
+    sets = filled(walk.draft.sets.union_along(x.ids, dims))  # a norm's statistics and shifts affect padding too
     if walk.norm == "batch":
         spec = replace(spec, parameters=(None, None), statistics=())  # use the statistics of the current batch
     mask = walk.masks.emit(sets)

@@ -162,7 +162,7 @@ def overwrite_part(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, 
 
 @rule(A.copy)
 def assign_slice(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
-    """Trace the assignment of ``source`` to a slice ``x``: the result has only the units of ``source``, broadcast."""
+    """Trace units through copying ``source`` into ``x``: the result depends on the units of ``source`` alone."""
     if isinstance(source, ParameterValue):
         return walk.conservative(node)
     source = walk.value(source)

@@ -53,7 +53,7 @@ def _plain_bias(bias: Any) -> str | None:
 def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, unit_axis: int) -> Value:
     """Trace a dense layer over the last axis of ``x``; return its result with a maskable unit per output."""
     x = walk.value(x)
-    inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
+    inputs = walk.draft.sets.union_along(x.ids, range(x.ids.dim() - 1))
     sets = _unit_sets(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
     walk.draft.record(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(unit_axis))
     return _output_units(walk, node, sets, bias, axis=-1)
@@ -70,7 +70,7 @@ def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None
     units, per_group = weight.shape[:2]
     channels = x.ids.shape[1]
     groups = channels // per_group
-    inputs = walk.draft.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
+    inputs = walk.draft.sets.union_along(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
     ones = (1,) * (len(weight.shape) - 2)
     if groups == channels and groups > 1 and not bool((inputs == ALWAYS).any()):
         return _depthwise(walk, node, inputs, weight, bias, ones)
@@ -101,7 +101,7 @@ def transposed_convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias:
     channels, per_group = weight.shape[:2]
     units = walk.result(node).shape[1]
     groups = units // per_group
-    inputs = walk.draft.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
+    inputs = walk.draft.sets.union_along(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
     ones = (1,) * (len(weight.shape) - 2)
     sets = _unit_sets(walk, node, weight, f"ConvTranspose{len(ones)}d", units)
     by_group = sets.reshape(groups, 1, per_group).expand(groups, channels // groups, per_group)
@@ -141,7 +141,7 @@ def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, uni
     part, module = weight.parts[0], module_of(node)
     if len(weight.parts) > 1 or part.group is not None:
         wanted = (module, part.name.removesuffix(".weight"))
-        return walk.draft.layer_of(weight, wanted, kind, units).sets
+        return walk.draft.get_or_add_layer(weight, wanted, kind, units).sets
     count = part.size.numel()
     first, used = 0, part.size[0]
     if not part.is_identity:
@@ -152,7 +152,7 @@ def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, uni
         for row in range(0, used, third):
             name = f"{part.name}[{first + row}:{first + row + third}]"
             rows_of = weight.move_entries(partial(torch.narrow, dim=0, start=row, length=third))
-            layers.append(walk.draft.layer_of(rows_of, (name,), kind, third))
+            layers.append(walk.draft.get_or_add_layer(rows_of, (name,), kind, third))
         return torch.cat([layer.sets for layer in layers])
     name = part.name.removesuffix(".weight") if used == part.size[0] else f"{part.name}[{first}:{first + units}]"
-    return walk.draft.layer_of(weight, (name, module), kind, units).sets
+    return walk.draft.get_or_add_layer(weight, (name, module), kind, units).sets

@@ -74,7 +74,7 @@ def purger_of(plugin: object) -> Purger | None:
 
 
 def prepare_training(plugin: object, task: int) -> None:
-    """When a task's training begins: call the ``before_training`` function registered with a plugin's purger."""
+    """Before a task's training: call the ``before_training`` function registered for the plugin's class, if any."""
     prepare = _lookup_by_class(_PREPARATIONS, plugin)
     if prepare is not None:
         prepare(plugin, task)
