@@ -106,7 +106,7 @@ def _claim_rows(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
     elif plan.claim == "conditional":
         yield "claim", f"exact if repeatable: the state {verb} that of a run which never saw {data_in_words(plan)} if"
         yield from (("", f"- {part}") for part in plan.rests_on)
-        yield "", "depend on nothing but their inputs and the random streams"
+        yield "", "depend on nothing but their inputs and the global generators of torch, numpy and random"
     else:
         yield "claim", "approximate, because"
         yield from (("", f"- {reason}") for reason in plan.reasons)
@@ -117,7 +117,7 @@ def _proof_rows(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
     if proof is not None:
         which = tasks_in_words(proof.tasks) if proof.tasks else "a new model"
         where = "" if record.proved or proof.apart else ", in a process that knew it,"
-        text = f"{which} trained without it{where} gave the same bits in all of {len(proof.hashes)} tensors"
+        text = f"{which} trained without these data{where} gave the same bits in all of {len(proof.hashes)} tensors"
         yield ("claim", f"{PROVED}: {text}") if record.proved else ("proof", text)
 
 

@@ -153,7 +153,9 @@ def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[
     if wrong := [at for at in request.samples if at >= n]:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
     if unknown := sorted(set(request.classes).difference(classes)):
-        raise RequestError(f"{event}: task {task} has no samples of classes {unknown}; it has {sorted(classes)}")
+        raise RequestError(
+            f"{event}: task {task} has no samples of classes {unknown}; there they are {sorted(classes)}"
+        )
 
 
 def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningRequest, ...]]) -> None:

@@ -256,15 +256,15 @@ def _check_labels(data: Any, labels: Tensor, name: str) -> None:
 
 
 def _as_int64(y: Iterable[Any], name: str) -> Tensor:
-    if hasattr(y, "dtype"):
+    if hasattr(y, "dtype") and getattr(y.dtype, "kind", "i") not in "OSU":  # numbers of numpy or torch
         labels = torch.as_tensor(y)
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool or labels.ndim != 1:
-            raise ValueError(f"{name}: give integer labels of shape (n,), not {labels.dtype} of {tuple(labels.shape)}")
+            raise ValueError(f"{name}: give y.long() of shape (n,), not {labels.dtype} of {tuple(labels.shape)}")
         return labels.to(torch.int64)
     if not isinstance(y, Iterable):
         raise ValueError(f"{name}: {y!r} are no labels; give integer class labels of shape (n,)")
     numbers = [(label, checks.integer(label)) for label in y]
     for label, number in numbers:
         if number is None:
-            raise ValueError(f"{name}: {label!r} is no class label: number them by their places in sorted(set(y))")
+            raise ValueError(f"{name}: {label!r} is no class label: give ints, such as places in sorted(set(labels))")
     return torch.tensor([number for _, number in numbers], dtype=torch.int64)

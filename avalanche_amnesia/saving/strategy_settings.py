@@ -27,8 +27,6 @@ OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
 _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _SIMPLE = (*_PLAIN, *_FUNCTIONS, np.generic, torch.dtype, Path, Enum, Optimizer)
-
-
 _OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
 
 

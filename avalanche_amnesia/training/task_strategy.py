@@ -299,13 +299,15 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         """
         refuse_unfinished(self)
         x, infer = as_batch(x).to(self.device), self._inference(rule)
+        if fault := task_faults.fault_of_inputs(x):
+            raise ValueError(f"x can't be predicted: {fault}")
         try:
             return infer(x, task)
         except Exception as error:  # any error of the model
             of = next(iter(self.model.tasks), None) if task is None else checks.integer(task)
             fault = task_faults.fault_of_single(x, self.model, error)
-            if fault is None and of in self.model.tasks:
-                fault = task_faults.fault_of_forward(x, self.model, error, of)
+            if of in self.model.tasks:
+                fault = fault or task_faults.fault_of_forward(x, self.model, error, of)
             if fault is None:
                 raise
             raise ValueError(f"x can't be predicted, as a batch of {len(x)}: {fault}") from error
@@ -423,19 +425,15 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             UnknownStateError: if a plugin keeps learned state and has no purger; nothing changed.
             TamperedError: only with ``strict``; nothing changed.
         """
+        parts: Any = {"task": task, "samples": samples, "classes": classes, "data": data}
+        parts |= {"keep_probes": keep_probes, "allow_unknown": allow_unknown, "strict": strict, "reproduce": reproduce}
         with self._full_precision():
-            return self._unlearning().unlearn(
-                self,
-                tasks,
-                task=task,
-                samples=samples,
-                classes=classes,
-                data=data,
-                keep_probes=keep_probes,
-                allow_unknown=allow_unknown,
-                strict=strict,
-                reproduce=reproduce,
-            )
+            return self._unlearning().unlearn(self, tasks, **parts)
+
+    @property
+    def records(self) -> list[UnlearningRecord]:
+        """Records of all requests, also of those in streams, oldest first; :meth:`prove` proves the last one."""
+        return [*self._unlearning().records]
 
     def prove(
         self,

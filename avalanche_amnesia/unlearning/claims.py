@@ -200,7 +200,10 @@ class Claims:
             if beside := sorted(ledger.saw(task) & gone):
                 found.append(f"task {task} may have learned from {_as_text(beside)}")
             elif task in self.tainted:
-                found.append(f"task {task} may have learned from a task that was unlearned before")
+                earlier = sorted(ledger.saw(task) & {*ledger.unlearned})
+                found.append(
+                    f"task {task} may have learned from {_as_text(earlier) if earlier else 'a task'}, unlearned before"
+                )
         if in_training is not None and self.influences & gone:
             seen = _as_text(sorted(self.influences & gone))
             found.append(f"task {in_training}, which is in training, could see {seen}")

@@ -128,10 +128,6 @@ def test_a_large_matrix_has_a_colour_scale_instead_of_numbers() -> None:
     assert max(figure.get_size_inches()) < 12
 
 
-def test_a_matrix_without_tasks_is_drawn() -> None:
-    assert overlap_figure([], []).texts[0].get_text() == "nothing to show"
-
-
 def test_the_figure_of_capacity_names_events_and_marks_requests() -> None:
     figure = capacity_figure(["task 0", "task 2", "unlearned 0"], [0.9, 0.5, 0.75], [0, 0, 1])
     (ax,) = figure.axes

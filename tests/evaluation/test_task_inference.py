@@ -75,6 +75,7 @@ def test_inputs_that_are_no_batch_of_the_network_are_refused(trained):
     for x, kind, words in (
         (torch.rand(3, 5), ValueError, r"a batch of 3: the model can't run on its samples of shape \(5,\)"),
         (torch.rand(64), ValueError, r"a batch of 64: the backbone returns \(\d+,\)|samples of shape \(\)"),
+        (torch.full((2, 64), float("nan")), ValueError, "x can't be predicted: 2 of 2 samples hold NaN or infinity"),
         (TEST[0], TypeError, r"x must be a batch .*; got TaskExperience"),
         ({"x": [1.0]}, TypeError, r"x must be a batch .*; got dict of \['list'\]"),
     ):

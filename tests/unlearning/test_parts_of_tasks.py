@@ -278,7 +278,7 @@ def test_samples_and_classes_that_a_task_does_not_have_are_refused(tmp_path):
     for ask, message in (
         ({"samples": [n]}, f"has {n} samples"),
         ({"classes": [7]}, r"no samples of classes \[7\]"),
-        ({"samples": [1], "data": STREAM.train_stream[2]}, "its data is needed"),
+        ({"samples": [1], "data": STREAM.train_stream[2]}, "its data is needed .*, not task 2$"),
         ({"samples": [1], "data": split(100).train_stream[1]}, "its labels differ"),
         ({"samples": [1], "data": 5}, "not 5"),
     ):
@@ -290,6 +290,8 @@ def test_samples_and_classes_that_a_task_does_not_have_are_refused(tmp_path):
             strategy.unlearn(task=1, **wrong)
     with pytest.raises(RequestError, match="not yet trained"):
         strategy.unlearn(task=4, samples=[1])
+    with pytest.raises(RequestError, match=r"give unlearn\(task=1, …\) for samples .*, not tasks \[1\]"):
+        strategy.unlearn([1], samples=[1])
     strategy.unlearn(task=1, samples=IDS)
     with pytest.raises(RequestError, match="forgotten already"):
         strategy.unlearn(task=1, samples=IDS)

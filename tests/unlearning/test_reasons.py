@@ -32,7 +32,7 @@ def test_a_later_training_is_a_reason():
     assert record.claim == "approximate"
     assert record.reasons == plan.reasons
     strategy.train(DIGITS.train_stream[2])
-    assert strategy.plan_unlearning([2]).reasons == ("task 1 may have learned from a task that was unlearned before",)
+    assert strategy.plan_unlearning([2]).reasons == ("task 1 may have learned from task 0, unlearned before",)
 
 
 # Tampering ---------------------------------------------------------------------------------------------------------

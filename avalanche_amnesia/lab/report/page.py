@@ -82,7 +82,7 @@ def _requests_text(entry: Entry) -> str:
         whole = [tasks(moment.unlearned_now)] if moment.unlearned_now else []
         told.append(f"{listed([*whole, *moment.parts_now])} after task {moment.task}")
     requests = "; ".join(told)
-    return f"{tasks(unlearned)} of {len(entry.after)} ({requests})" if unlearned else requests
+    return f"{tasks(unlearned)} of {len({*entry.after})} ({requests})" if unlearned else requests
 
 
 def _summary(lines: Sequence[Line]) -> Table:

@@ -137,9 +137,10 @@ class LastStream:
             found = relabel(as_list(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
+            others = ", ".join({f"task {each}": 0 for e in found for each in getattr(e, "task_labels", ())})
             raise RequestError(
                 f"{event}: for this request to task {task} its data is needed (in a shell, --benchmark): give its "
-                f"experience, data=benchmark.train_stream[…], or parts" + ("" if given is None else f", not {given!r}")
+                f"experience, data=train_stream[…], or parts{'' if given is None else f', not {others or given}'}"
             )
         same = join_if(fingerprint, of_task)
         if same is None:

@@ -70,7 +70,6 @@ class UnlearningPlugin(Plugin):
     """
 
     answers_requests = True
-
     finishing_step = 3
 
     def __init__(
@@ -139,7 +138,7 @@ class UnlearningPlugin(Plugin):
     ) -> UnlearningPlan:
         """Return the plan of an unlearning, a list of changes; see :meth:`TaskStrategy.plan_unlearning`."""
         request = _request(tasks, **parts)
-        context = self.prepared(strategy, _tasks_of(request))
+        context = self.prepared(strategy, getattr(request, "tasks", request))
         make_retraining(self, strategy, request, context, data)
         return context.plan
 
@@ -372,13 +371,11 @@ class UnlearningPlugin(Plugin):
         data: Any = None,
         reproduce: bool | None = None,
     ) -> UnlearningRecord:
-        tasks = _tasks_of(request)
+        tasks: Any = getattr(request, "tasks", request)
         reproduce = self.reproduce if reproduce is None else reproduce
         checks.one_of("reproduce", reproduce, Literal[True, False])
         if self.current is not None:
-            raise RequestError(
-                f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
-            )
+            raise RequestError(f"{event}: tasks {list(self.current.tasks)} are being unlearned; ask again after that")
 
         def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:
@@ -519,14 +516,12 @@ def _request(
     task: int | None = None,
     samples: Iterable[int] = (),
     classes: Iterable[int] = (),
-) -> Iterable[int] | UnlearningRequest:
+) -> Any:
     """Return the arguments of ``unlearn`` as one request: the tasks, or UnlearningRequest for samples or classes."""
     samples = checks.integers("samples", samples, "positions in the data of the task")
     classes = checks.integers("classes", classes, "labels in the data of the task")
     if task is None and not samples and not classes:
         return tasks
+    if task is None and not isinstance(tasks, UnlearningRequest) and (given := [*tasks]):
+        raise RequestError(f"give unlearn(task={given[0]}, …) for samples or classes of a task, not tasks {given}")
     return UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
-
-
-def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
-    return request.tasks if isinstance(request, UnlearningRequest) else request
