@@ -186,6 +186,7 @@ STREAMS = {
         {2: [0], 4: [3], 6: [1]},
         n_tasks=8,
         training={"train_mb_size": 32, "train_epochs": 15},
+        trials=12,
     ),
 }
 
