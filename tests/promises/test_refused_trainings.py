@@ -142,7 +142,6 @@ SECOND = {
     "a later mini-batch": ("amnesiac", {"train_mb_size": 4}, lambda: spoilt(NAN, [9], lazy=True), LATER),
     "labels above": ("amnesiac", {}, relabelled(lambda y: y + 5), r"lie in 5..6, and its head has 2 .*, 0..1: c"),
     "labels below": ("wsn", {}, relabelled(lambda y: y - 1), r"lie in -1..0, and its head has 2 classes"),
-    "some labels above": ("pools", {}, relabelled(lambda y: 3 * y), r"lie in 0..3, and its head has 2 classes"),
     "hidden labels": ("amnesiac", {}, relabelled(lambda y: y - 100), r"lie in -99..-99, and its head has 2"),
     "ignored labels": ("wsn", {}, relabelled(lambda y: 0 * y - 100), "all 8 labels are -100, which the loss ig"),
 }

@@ -87,10 +87,11 @@ class RanPAC(TaskStrategy):
         )
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        """Add experiences' samples to their tasks' sums; arguments as in Avalanche, but ``shuffle`` has no effect."""
+        """Add samples to their tasks' sums; arguments as in Avalanche, without effect: ``shuffle``, ``drop_last``."""
         if self.train_epochs != 1:
             raise ValueError(f"train_epochs must be 1, got {self.train_epochs}: another pass adds all samples again")
-        return super().train(experiences, eval_streams, **kwargs | {"shuffle": False})  # sums have no order
+        # Sums have no order, and nothing of a task may depend on the number of its samples.
+        return super().train(experiences, eval_streams, **kwargs | {"shuffle": False, "drop_last": False})
 
     def backward(self) -> None:
         """Do nothing: no parameter is trained."""
