@@ -214,9 +214,6 @@ def _update_snapshot(context: UnlearningContext, change: Transaction) -> None:
     before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
 
 
-# Errors in plugins, metrics, loggers and purgers ----------------------------------------------------------------------
-
-
 class BrokenPluginError(RuntimeError):
     """Error of a plugin, metric, logger or purger (function that cleans a plugin). Nothing was changed."""
 

@@ -32,7 +32,7 @@ from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_set
 from avalanche_amnesia.saving.values import checked, create
 from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning import assumptions
+from avalanche_amnesia.unlearning import assumptions, texts
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import purger_of
 
@@ -53,7 +53,7 @@ class Circumstances:
 
     settings: dict[str, Any]  # of the strategy, its optimizer and plugins
     plugins: tuple[str, ...]  # class names of the strategy's plugins
-    attributes: assumptions.Attributes  # of the network's modules and of the loss at the first step
+    attributes: texts.Attributes  # of the network's modules and of the loss at the first step
     faults: tuple[str, ...]  # reasons why the training is no function of seed, task and visible tasks
     options: dict[str, Any]  # keyword arguments of ``strategy.train``; a tuple replaces a value that cannot be saved
     place: str  # text that identifies the weights of the task; empty if all tasks share them
@@ -88,8 +88,6 @@ class Claims:
         new._first = None if new._first is None else create(Circumstances, new._first)
         vars(self).update(vars(new))
 
-    # A training -----------------------------------------------------------------------------------------------
-
     def note_changed_tensors(self, model: nn.Module) -> None:
         """Before plugins prepare a training: store names of tensors changed since the last training or unlearning."""
         self.changed = self.tampered_tensors(model_hashes(model))
@@ -107,7 +105,7 @@ class Claims:
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
         kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
-        attributes, rests_on = assumptions.attributes_of(strategy), assumptions.open_parts(strategy, options)
+        attributes, rests_on = texts.attributes_of(strategy), assumptions.open_parts(strategy, options)
         new = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
         if earlier is not None:  # another part of the task: a fault of any part is a fault of the task
             faults = (*earlier.faults, *faults, *self._differing_trainings({task: new}, strategy))
@@ -117,7 +115,7 @@ class Claims:
 
     def note_loaded_data(self, strategy: Strategy) -> None:
         """After loading a state: if a user's plugin was loaded too, record that the plugin may know earlier data."""
-        users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
+        users = [plugin for plugin in strategy.plugins if not texts.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_DATA.update(self.company)
 
@@ -133,7 +131,7 @@ class Claims:
         """At a training's end: log changed attributes, model hashes, and whether ``forgotten`` tasks influenced it."""
         training = self._trainings.get(task)
         if training is not None:
-            changed = assumptions.changed_attributes(training.attributes, assumptions.attributes_of(strategy))
+            changed = texts.changed_attributes(training.attributes, texts.attributes_of(strategy))
             faults = (f"training task {task} changed {changed}",) if changed else ()
             rests_on = tuple(dict.fromkeys((*training.rests_on, *assumptions.open_parts(strategy, {}))))
             self._trainings[task] = replace(training, faults=(*training.faults, *faults), rests_on=rests_on)
@@ -175,8 +173,6 @@ class Claims:
         faults = {t: (*of.faults, reason) for t, of in self._trainings.items() if t in tasks}
         new = {task: replace(self._trainings[task], faults=found) for task, found in faults.items()}
         self._trainings = {**self._trainings, **new}
-
-    # Reasons and claim ----------------------------------------------------------------------------------------
 
     def tampered_tensors(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
         """Return the names of tensors that changed, appeared or vanished since the last training or unlearning."""
@@ -253,9 +249,9 @@ class Claims:
 
     def has_criterion_changed(self, strategy: Strategy) -> bool:
         """Return True if the attributes of the criterion differ from those at the first training."""
-        held = assumptions.attributes_of(strategy).items()
+        held = texts.attributes_of(strategy).items()
         now = {path: value for path, value in held if path.startswith("criterion")}
-        return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
+        return self._first is not None and bool(texts.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
         """Return texts on how earlier tasks can influence a training, such as unseeded draws or optimizer state."""
@@ -282,7 +278,7 @@ class Claims:
         if other:
             found.append(f"{_as_text(other)} trained with other settings or plugins than the first task")
         for task, here in trained.items():
-            if changed := assumptions.changed_attributes(first.attributes, here.attributes):
+            if changed := texts.changed_attributes(first.attributes, here.attributes):
                 found.append(f"{changed} differed from the first task's when task {task} began")
         if _plugin_classes(strategy) != first.plugins:
             found.append("the strategy now has other plugins than at the first training")
@@ -306,9 +302,6 @@ def _as_text(tasks: Sequence[int]) -> str:
     return f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {list(tasks)}"
 
 
-# Tasks and state that a training can see ---------------------------------------------------------------------------
-
-
 def _isolates(model: Any) -> bool:
     """Return True if each task that may be unlearned has weights that no other task's training reads or changes."""
     return isinstance(model, MultiHeadModel) and model.isolates
@@ -326,9 +319,6 @@ def _influencing_tasks(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]
     return seen.union(*(ledger.saw(task) for task in seen & remaining)) & remaining
 
 
-# Circumstances of a training, as values that can be compared --------------------------------------------------------
-
-
 def _training_settings(strategy: Strategy) -> dict[str, Any]:
     """Return the current settings of strategy, plugins and the optimizer's groups, to compare with other trainings."""
     # The parameters that all tasks share, by name; each task adds its own.
@@ -336,7 +326,7 @@ def _training_settings(strategy: Strategy) -> dict[str, Any]:
     now = []
     for group in strategy.optimizer.param_groups:
         shared = str(sorted(names[id(p)] for p in group["params"] if id(p) in names))
-        settings = {name: assumptions.as_text(value) for name, value in group.items() if name != "params"}
+        settings = {name: texts.as_text(value) for name, value in group.items() if name != "params"}
         now.append({**settings, "params": blake3(shared.encode()).hexdigest()})
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
     casts = [f"{kind}: {dtype}" for kind, dtype in getattr(strategy, "autocast", ()) or autocast_now()]

@@ -85,9 +85,6 @@ class UnlearningContext:
         return tuple(task for task in self.order if task not in self.tasks)
 
 
-# Modules and parameters that belong to one task only, and their removal -----------------------------------------------
-
-
 def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
     """Return the names of all parameters that belong to one of ``tasks`` alone (heads, normalisation layers)."""
     stores = ((MultiHeadModel, "heads"), (MultiHeadClassifier, "classifiers"))

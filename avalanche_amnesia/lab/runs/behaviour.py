@@ -21,11 +21,11 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
-from avalanche_amnesia.unlearning import assumptions
+from avalanche_amnesia.unlearning import assumptions, texts
 
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
-_LEAVES = (*assumptions.LEAVES, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
+_LEAVES = (*texts.LEAVES, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
 _LEFT_OUT = assumptions.LEADING_OUT | {"training", *(name for name in vars(torch.nn.Module()) if "_hooks" in name)}
 """Attributes not followed: a module's mode, which evaluations change, and its hooks, whose keys count all hooks."""
 
@@ -42,7 +42,7 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     facts: dict[str, Any] = {f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()}
     for at, group in enumerate(optimizer.param_groups):
         place = f"optimizer.param_groups[{at}]"
-        facts |= {f"{place}.{name}": assumptions.as_text(v) for name, v in group.items() if name != "params"}
+        facts |= {f"{place}.{name}": texts.as_text(v) for name, v in group.items() if name != "params"}
         facts[f"{place}.params"] = [names.get(id(parameter), "another") for parameter in group["params"]]
     for parameter, moments in optimizer.state.items():
         place = f"optimizer.state of {names.get(id(parameter), 'another')}"
@@ -52,7 +52,7 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     scripts = [plugin for plugin in strategy.plugins if _is_script_plugin(plugin)]
     held = ((f"{type(plugin).__name__}.{name}", value) for plugin in scripts for name, value in vars(plugin).items())
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
-    for path, of in assumptions.attributes_of(strategy).items():
+    for path, of in texts.attributes_of(strategy).items():
         facts |= {f"{path}.{name}": value for name, value in of.items()}
     facts |= state_hashes(tensors)
     facts |= {name: [id(hook) for hook in hooks] for name, hooks in assumptions.hooks_of(strategy)}
@@ -81,18 +81,18 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = (), *, files: 
         place, obj, told = todo.popleft()
         if not isinstance(obj, _LEAVES) and id(obj) not in names:
             known.append(obj)
-            inside = isinstance(obj, assumptions.CONTAINERS)
+            inside = isinstance(obj, texts.CONTAINERS)
             kind = f"{getattr(obj, '__module__', '')}.{getattr(obj, '__qualname__', type(obj).__qualname__)}"
             numbers[kind] += not inside
             names[id(obj)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
-            tells = told if inside else isinstance(obj, assumptions.CALLED) or not _is_installed(obj)
+            tells = told if inside else isinstance(obj, texts.CALLED) or not _is_installed(obj)
             todo += ((f"{name}{at}", part, tells) for at, part in _parts(obj, files=files))
         elif isinstance(obj, (Tensor, np.ndarray)):
             todo += ((f"{place}{at}", part, told) for at, part in _attributes(obj))
         if told:
-            text = names[id(obj)] if id(obj) in names else assumptions.as_text(obj)
+            text = names[id(obj)] if id(obj) in names else texts.as_text(obj)
             names_file = files and isinstance(obj, (str, PurePath))
-            lines.add(f"{place} {text}{assumptions.hash_with_files([str(obj)]) if names_file else ''}")
+            lines.add(f"{place} {text}{texts.hash_with_files([str(obj)]) if names_file else ''}")
     return sorted(lines)
 
 
@@ -103,20 +103,20 @@ def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
         if obj is os.getenv:
             yield ".environ", dict(sorted(os.environ.items()))
-    elif isinstance(obj, (*assumptions.CALLED, *assumptions.WRAPPERS)):
-        found = [*assumptions.parts_of(obj)]
+    elif isinstance(obj, (*texts.CALLED, *texts.WRAPPERS)):
+        found = [*texts.parts_of(obj)]
         for at, part in found:  # under another name, its reads are not recognised: then all variables count
             is_named = at.endswith((".environ", ".getenv")) and (part is os.environ or part is os.getenv)
             yield at, _environment_variables(obj) if is_named else part
         if any(part is by_name for _, part in found for by_name in (eval, exec, globals)):  # it may read any of them
-            yield ".globals", {name: assumptions.as_text(v) for name, v in getattr(obj, "__globals__", {}).items()}
+            yield ".globals", {name: texts.as_text(v) for name, v in getattr(obj, "__globals__", {}).items()}
         yield ".code", getattr(obj, "__code__", None)
-    elif isinstance(obj, assumptions.CONTAINERS):
+    elif isinstance(obj, texts.CONTAINERS):
         yield from _attributes(obj)
         items: Iterable[Any] = obj.items() if isinstance(obj, dict) else obj
-        if len(obj) >= assumptions.LONG:
+        if len(obj) >= texts.LONG:
             with suppress(ValueError):  # of entries that are no plain values or arrays
-                yield "[…]", assumptions.hash_with_files(obj, sys.maxsize)
+                yield "[…]", texts.hash_with_files(obj, sys.maxsize)
                 return
         # Sets of text have another order in every process.
         yield from (("[]" if isinstance(obj, (set, frozenset)) else f"[{at}]", v) for at, v in enumerate(items))
@@ -126,7 +126,7 @@ def _parts(obj: Any, *, files: bool) -> Iterator[tuple[str, Any]]:
         if isinstance(obj, GeneratorType) and obj.gi_frame:
             yield ".frame", [obj.gi_code, obj.gi_frame.f_lasti, obj.gi_frame.f_locals, obj.gi_yieldfrom]
         # Such as re.Pattern.
-        if assumptions.is_installed(type(obj)) and (isinstance(obj, Random) or not assumptions.attributes(obj)):
+        if texts.is_installed(type(obj)) and (isinstance(obj, Random) or not texts.attributes(obj)):
             with suppress(Exception):  # of objects that can't be pickled
                 yield ".state", copyreg.dispatch_table.get(type(obj), lambda it: it.__reduce_ex__(2))(obj)
 
@@ -142,7 +142,7 @@ def _environment_variables(function: Any) -> dict[str, Any]:
 
 
 def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
-    for name, held in assumptions.attributes(obj).items():
+    for name, held in texts.attributes(obj).items():
         if name not in _LEFT_OUT or (name in assumptions.LEADING_OUT and not _is_installed(held)):
             yield f".{name}", held
 
@@ -151,4 +151,4 @@ def _is_installed(obj: Any) -> bool:
     """Return True for installed classes and functions, and for any object of this package, Avalanche or W&B."""
     is_named = isinstance(obj, (type, FunctionType, BuiltinFunctionType))
     module = str((obj if is_named else type(obj)).__module__)
-    return module.split(".")[0] in _HOSTS or (is_named and assumptions.is_installed(obj))
+    return module.split(".")[0] in _HOSTS or (is_named and texts.is_installed(obj))

@@ -33,7 +33,8 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import encoded_state, load_state_from
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
-from avalanche_amnesia.unlearning.assumptions import hooks_of, interceptors, patches, replaced_methods, torch_settings
+from avalanche_amnesia.unlearning.assumptions import hooks_of, interceptors, patches, replaced_methods
+from avalanche_amnesia.unlearning.texts import torch_settings
 
 _STEPS = 3
 """Number of first mini-batches that enter the key of a training."""
