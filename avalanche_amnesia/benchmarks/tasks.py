@@ -264,7 +264,6 @@ def _as_int64(y: Iterable[Any], name: str) -> Tensor:
     if not isinstance(y, Iterable):
         raise ValueError(f"{name}: {y!r} are no labels; give integer class labels of shape (n,)")
     numbers = [(label, checks.integer(label)) for label in y]
-    for label, number in numbers:
-        if number is None:
-            raise ValueError(f"{name}: {label!r} is no class label: give ints, such as places in sorted(set(labels))")
+    if wrong := [label for label, number in numbers if number is None]:
+        raise ValueError(f"{name}: {wrong[0]!r} is no class label: give ints, such as places in sorted(set(labels))")
     return torch.tensor([number for _, number in numbers], dtype=torch.int64)

@@ -201,8 +201,7 @@ class Claims:
                     f"task {task} may have learned from {_as_text(earlier) if earlier else 'a task'}, unlearned before"
                 )
         if in_training is not None and self.influences & gone:
-            seen = _as_text(sorted(self.influences & gone))
-            found.append(f"task {in_training}, which is in training, could see {seen}")
+            found.append(f"task {in_training}, in training, could see {_as_text(sorted(self.influences & gone))}")
         if context.removal.shared:
             found.append(f"entries of {len(context.removal.shared)} tensors remain, because remaining tasks use them")
         if context.shared_state:
@@ -210,8 +209,7 @@ class Claims:
         if context.unrecorded:
             found.append(f"{_as_text(sorted(context.unrecorded))} came with the model, and nothing is recorded of them")
         if tampered:
-            words = "were changed by something else than trainings and unlearnings here"
-            found.append(f"tensors {sorted(tampered)} {words}")
+            found.append(f"tensors {sorted(tampered)} were changed by something else than trainings and unlearnings")
         return tuple(dict.fromkeys(found))
 
     def _trainings_involved(self, context: UnlearningContext) -> dict[int, Circumstances]:

@@ -49,9 +49,9 @@ def mismatch(model: nn.Module, state: Any) -> str | None:
     tensors = {name: tensor for part in parts for name, tensor in part.items()}
     here = dict(_classes(model))
     for path in sorted({*here, *there}):
-        names = [of.get(path, "").rpartition(".") for of in (here, there)]
-        of_script = "__main__" in (names[0][0], names[1][0])  # the name of a script's module while it runs
-        if names[0] != names[1] and not (of_script and names[0][2] == names[1][2]):
+        # While a script runs, its module is called __main__.
+        (ours, _, mine), (theirs, _, its) = (of.get(path, "").rpartition(".") for of in (here, there))
+        if mine != its or (ours != theirs and "__main__" not in (ours, theirs)):
             return f"{path or 'it'} is a {there.get(path)} there, and a {here.get(path)} here"
     for name, value in model.named_parameters():
         held = tensors.get(name, value)

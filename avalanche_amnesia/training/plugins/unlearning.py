@@ -235,8 +235,7 @@ class UnlearningPlugin(Plugin):
     @property
     def trained(self) -> tuple[int, ...]:
         """Return all tasks trained so far, unlearned ones included, in the order of their last training."""
-        tasks = {*self.ledger.remaining, *self.ledger.unlearned}
-        return tuple(sorted(tasks, key=self.counters.__getitem__))
+        return tuple(sorted({*self.ledger.remaining, *self.ledger.unlearned}, key=self.counters.__getitem__))
 
     # By the stream --------------------------------------------------------------------------------------------
 
@@ -281,8 +280,7 @@ class UnlearningPlugin(Plugin):
         """Raise TaskError for a training on several new tasks (JointTraining): the tasks would share one update."""
         known = {single_task(strategy.experience), *self.ledger.remaining, *self.ledger.unlearned}
         labels = getattr(strategy.adapted_dataset, "targets_task_labels", None)
-        new = set() if labels is None else {int(task) for task in labels.uniques} - known
-        if new:
+        if new := set() if labels is None else {int(task) for task in labels.uniques} - known:
             raise TaskError(
                 f"{type(strategy).__name__} trains tasks {sorted(new | {single_task(strategy.experience)})} in one "
                 "training, and could unlearn none alone. Train one after another, or leave UnlearningPlugin out"
