@@ -89,11 +89,11 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
 def patches(strategy: Strategy, others: Iterable[Any] = ()) -> list[tuple[str, str, str, Any]]:
     """Return (place, name, replacement's name, replacement) of each attribute of closed code that users replaced."""
     own = (strategy, strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules())
-    places, functions = _places(tuple(dict.fromkeys(map(type, (*own, *others)))), len(sys.modules))
+    places, functions = _places(kinds := tuple(dict.fromkeys(map(type, (*own, *others)))), len(sys.modules))
     held = ((at, [*of, *(v.__code__ for v in of if isinstance(v, FunctionType))]) for at, of in places.items())
     every = chain.from_iterable(_searched(place, objects, partial(_patches, place)) for place, objects in held)
     codes = map(attrgetter("__code__"), functions)
-    return _searched("patches", chain((places,), chain.from_iterable(places.values()), codes), lambda: every)
+    return _searched(kinds, chain(chain.from_iterable(places.values()), codes), lambda: every)
 
 
 _SEARCHED: dict[Any, tuple[Any, list[Any]]] = {}
