@@ -232,12 +232,11 @@ def _open_in_modules(model: nn.Module) -> Iterator[str]:
     held += [(user, item) for user in users for item in texts.values_read_by(user).items()]
     inside = {id(module) for module in model.modules()}
     for kind, (name, value) in held:
-        compared = isinstance(value, texts.CALLED) or texts.is_plain(value) or id(value) in inside
+        compared = kind not in users or isinstance(value, texts.CALLED) or texts.is_plain(value) or id(value) in inside
         compared |= is_leaf(value) and texts.is_installed_module(getattr(value, "__name__", "torch"))
         # Any other object, such as an iterator or a distribution, may change without a trace in its text.
-        keeps = type(value).__module__ in sys.stdlib_module_names or not hasattr(value, "__name__")  # of a function
-        is_impure = isinstance(value, FUNCTIONS) and not _is_pure(value)
-        if is_impure or (keeps and not compared and kind in users) or any(True for _ in open_in([value])):
+        keeps = not compared and (type(value).__module__ in sys.stdlib_module_names or not hasattr(value, "__name__"))
+        if keeps or (isinstance(value, FUNCTIONS) and not _is_pure(value)) or any(True for _ in open_in([value])):
             yield f"{name} of {kind.__name__}"
 
 

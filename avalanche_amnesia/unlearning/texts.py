@@ -44,6 +44,7 @@ CACHE = type(lru_cache(open))
 WRAPPERS = (staticmethod, classmethod, property, cached_property, CACHE)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 LONG = 1000  # longer containers hold samples
+_LEADING_ANYWHERE = ("__dict__", "__globals__", "__subclasses__", "f_globals", "f_locals")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _WRITTEN = "module doc dict weakref annotations qualname firstlineno static_attributes parameters slotnames orig_bases"
 _WRITTEN += " abstractmethods subclasshook"
@@ -161,7 +162,7 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
         package = inside.get("__package__")  # of a relative import
         modules = {name: sys.modules.get(name, sys.modules.get(f"{package}.{name}".rstrip("."))) for name in names}
         todo += [(f".<global>.{name}", inside.get(name, modules[name])) for name in names]
-        todo += [(f".{name}", globals) for name in attributes if name in ("__dict__", "__globals__")]
+        todo += [(f".{name}", globals) for name in attributes if name in _LEADING_ANYWHERE]
         seen = set[int]()
         for place, value in todo:
             is_module, held = isinstance(value, ModuleType), getattr(value, "__dict__", {})
@@ -194,7 +195,7 @@ def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
 def as_text(value: Any) -> str:
     """Return text for a plain value, a tensor, an array or a function, and the class name for any other object."""
     if isinstance(value, Tensor):
-        return str([tensor_hash(value), *((n, as_text(v)) for n, v in vars(value).items() if n[:7] != "_dynamo")])
+        return str([value.requires_grad, tensor_hash(value), *((n, as_text(v)) for n, v in vars(value).items())])
     if isinstance(value, np.ndarray):
         held = as_text(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
         return f"{value.dtype} {value.shape} {blake3(held).hexdigest()}"
