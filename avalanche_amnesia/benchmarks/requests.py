@@ -154,7 +154,7 @@ def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
     if unknown := sorted(set(request.classes).difference(classes)):
         raise RequestError(
-            f"{event}: task {task} has no samples of classes {unknown}; there they are {sorted(classes)}"
+            f"{event}: task {task} has no samples of classes {unknown}; numbered in the task, it has {sorted(classes)}"
         )
 
 

@@ -432,7 +432,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
 
     @property
     def records(self) -> list[UnlearningRecord]:
-        """Records of all requests, also of those in streams, oldest first; :meth:`prove` proves the last one."""
+        """Return the records of all requests, also of those in streams; :meth:`prove` proves the last one."""
         return [*self._unlearning().records]
 
     def prove(

@@ -137,7 +137,7 @@ class LastStream:
             found = relabel(as_list(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
-            others = ", ".join({f"task {each}": 0 for e in found for each in getattr(e, "task_labels", ())})
+            others = ", ".join(dict.fromkeys(f"task {t}" for e in found for t in getattr(e, "task_labels", ())))
             raise RequestError(
                 f"{event}: for this request to task {task} its data is needed (in a shell, --benchmark): give its "
                 f"experience, data=train_stream[…], or parts{'' if given is None else f', not {others or given}'}"
