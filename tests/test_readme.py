@@ -12,13 +12,9 @@ README = ROOT / "README.md"
 DESIGN_SCRIPT_BEGINS = "benchmark = with_unlearning(SplitDigits(), requests={1: [0], 3: [1], 4: [4]}"
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-
-
 @pytest.mark.slow
 def test_every_block_runs_in_order(tmp_path):
-    blocks = python_blocks()
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     assert DESIGN_SCRIPT_BEGINS in blocks[0]
     script = tmp_path / "pasted.py"
     script.write_text("\n".join(blocks))

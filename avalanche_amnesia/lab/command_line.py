@@ -327,7 +327,7 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
     differ = None if state is None else _differing_parts(read, state, public_key)
     if differ:
         some = ", ".join(differ[:5]) + (", …" if len(differ) > 5 else "")
-        told.append(f"state: not as this unlearning left it (a later one?); {len(differ)} parts differ: {some}")
+        told.append(f"state: not, or no longer, as this unlearning left it; {len(differ)} parts differ: {some}")
     elif differ is not None:
         told.append(f"state: all {len(read.after)} tensors, updates and records are as the unlearning left them")
     signed = None if public_key is None else True  # a wrong signature raises an error

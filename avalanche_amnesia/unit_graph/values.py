@@ -148,7 +148,7 @@ def compact(ids: Tensor) -> Tensor:
 
 
 class Masked(IntEnum):
-    """What a traced tensor contains at entries of masked units: zero, a constant, or values that other tasks change."""
+    """Content of a traced tensor at entries of masked units: zero, a constant, or values that other tasks change."""
 
     ZERO = 0
     """Exactly zero."""
@@ -160,7 +160,7 @@ class Masked(IntEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """What tracing knows about a tensor: which units each entry depends on, and whether masked entries are zero.
+    """Traced tensor: which units each entry depends on, and whether masked entries are zero.
 
     Every entry is a function of the input and of parameters that the task's mask protects, unless it is DIRTY.
     """

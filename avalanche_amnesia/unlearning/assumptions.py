@@ -89,28 +89,28 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
 def patches(strategy: Strategy, others: Iterable[Any] = ()) -> list[tuple[str, str, str, Any]]:
     """Return (place, name, replacement's name, replacement) of each attribute of closed code that users replaced."""
     own = (strategy, strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules())
-    places, functions = _places(kinds := tuple(dict.fromkeys(map(type, (*own, *others)))), len(sys.modules))
+    places, functions, cache = _places(tuple(dict.fromkeys(map(type, (*own, *others)))), len(sys.modules))
     held = ((at, [*of, *(v.__code__ for v in of if isinstance(v, FunctionType))]) for at, of in places.items())
     every = chain.from_iterable(_searched(place, objects, partial(_patches, place)) for place, objects in held)
     codes = map(attrgetter("__code__"), functions)
-    return _searched(kinds, chain(chain.from_iterable(places.values()), codes), lambda: every)
+    return _searched("patches", chain(chain.from_iterable(places.values()), codes), lambda: every, cache)
 
 
-_SEARCHED: dict[Any, tuple[Any, list[Any]]] = {}
+_CACHE: dict[Any, Any] = {}
 
 
-def _searched(place: Any, objects: Iterable[Any], search: Callable[[], Iterable[Any]]) -> list[Any]:
-    """Return ``search()`` for ``place``, cached until ``objects`` are others than at the last call."""
+def _searched(key: Any, objects: Iterable[Any], search: Callable[[], Iterable[Any]], cache: Any = _CACHE) -> list[Any]:
+    """Return ``search()``, cached under ``key`` until ``objects`` are others than at the last call."""
     now = np.fromiter(objects, dtype=object)
-    before, found = _SEARCHED.get(place, (now[:0], []))
+    before, found = cache.get(key, (now[:0], []))
     if now.tobytes() != before.tobytes():  # addresses: == of the objects may be a user's code
-        _SEARCHED[place] = now, found = now, [*search()]
+        cache[key] = now, found = now, [*search()]
     return found
 
 
 @lru_cache(100)
-def _places(kinds: tuple[type, ...], n_modules: int) -> tuple[Mapping[Any, Iterable[Any]], list[Any]]:
-    """Return closed modules and classes, also bases of ``kinds``, → their present values, and all functions there."""
+def _places(kinds: tuple[type, ...], n_modules: int) -> tuple[Mapping[Any, Iterable[Any]], list[Any], dict[Any, Any]]:
+    """Return (closed modules and classes, also bases of ``kinds``, → present values; all functions there; a cache)."""
     modules = [m for n, m in sorted(sys.modules.items()) if m and re.match(_PATCHABLE, n) and texts.is_closed_module(n)]
     inner = ("torch.utils.data.", "avalanche.benchmarks.utils.", "random")
     held = [v for m in modules for v in vars(m).values() if isinstance(v, type) and v.__module__.startswith(inner)]
@@ -118,7 +118,7 @@ def _places(kinds: tuple[type, ...], n_modules: int) -> tuple[Mapping[Any, Itera
     within = [sys.modules.get(kind.__module__, torch) for kind in bases if kind.__module__.startswith("torch.")]
     every: Iterable[Any] = (torch, nn.functional, Tensor, *within, *modules, *held, *bases)
     places = {each: vars(each).values() for each in every}
-    return places, [*dict.fromkeys(v for values in places.values() for v in values if isinstance(v, FunctionType))]
+    return places, [*dict.fromkeys(v for of in places.values() for v in of if isinstance(v, FunctionType))], {}
 
 
 def _patches(owner: type | ModuleType) -> Iterator[tuple[str, str, str, Any]]:

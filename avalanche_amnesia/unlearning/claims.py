@@ -196,10 +196,8 @@ class Claims:
             if beside := sorted(ledger.saw(task) & gone):
                 found.append(f"task {task} may have learned from {_as_text(beside)}")
             elif task in self.tainted:
-                earlier = sorted(ledger.saw(task) & {*ledger.unlearned})
-                found.append(
-                    f"task {task} may have learned from {_as_text(earlier) if earlier else 'a task'}, unlearned before"
-                )
+                of = sorted(ledger.saw(task) & {*ledger.unlearned})
+                found.append(f"task {task} may have learned from {_as_text(of) if of else 'a task'}, unlearned before")
         if in_training is not None and self.influences & gone:
             found.append(f"task {in_training}, in training, could see {_as_text(sorted(self.influences & gone))}")
         if context.removal.shared:

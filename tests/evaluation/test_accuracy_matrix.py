@@ -135,3 +135,7 @@ def test_the_figure_of_capacity_names_events_and_marks_requests() -> None:
     assert capacity.get_ydata().tolist() == [0.9, 0.5, 0.75]
     assert request.get_xdata() == [2, 2]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["task 0", "task 2", "unlearned 0"]
+
+
+def test_a_matrix_without_tasks_is_drawn() -> None:
+    assert overlap_figure([], []).texts[0].get_text() == "nothing to show"

@@ -73,7 +73,7 @@ REFUSED = {
     "channels last": (pictures, shaped(8, 8, 1), r"channels come first, x.permute\(0, 3, 1"),
     "flat pictures": (pictures, shaped(64), r"x.reshape\(-1, \*\(1, 8, 8\)\)"),
     "other shape": (pictures, shaped(1, 10, 10), r"task 0: the model can't run on its .*\(1, 10, 10\), torch.float32"),
-    "double": (pools, items(lambda g, y: (rand(g).double(), y)), r"torch.float64.*x.to\(torch.float32\); .*backbone"),
+    "double": (pools, items(lambda g, y: (rand(g).double(), y)), r"float64.*x.to\(torch.float32\); .*backbone.to"),
     "labels as floats": (partial(tiny.strategy, plugins=[floating]), tiny.tasks, r"are torch.float32.* y.long\(\)"),
     "bytes": (pools, items(lambda g, y: ((rand(g) * 9).byte(), y)), r"torch.uint8.*return x.to\(torch.float32\) / 255"),
     "no label": (pools, items(lambda g, y: {"x": rand(g), "class": y}), r"got a mapping of \['x', 'class'\]"),
@@ -142,6 +142,7 @@ SECOND = {
     "a later mini-batch": ("amnesiac", {"train_mb_size": 4}, lambda: spoilt(NAN, [9], lazy=True), LATER),
     "labels above": ("amnesiac", {}, relabelled(lambda y: y + 5), r"lie in 5..6, and its head has 2 .*, 0..1: c"),
     "labels below": ("wsn", {}, relabelled(lambda y: y - 1), r"lie in -1..0, and its head has 2 classes"),
+    "some labels above": ("pools", {}, relabelled(lambda y: 3 * y), r"lie in 0..3, and its head has 2 classes"),
     "hidden labels": ("amnesiac", {}, relabelled(lambda y: y - 100), r"lie in -99..-99, and its head has 2"),
     "ignored labels": ("wsn", {}, relabelled(lambda y: 0 * y - 100), "all 8 labels are -100, which the loss ig"),
 }

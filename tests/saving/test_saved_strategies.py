@@ -239,9 +239,11 @@ def test_a_strategy_of_other_parts_is_refused_by_name_and_unchanged(saved):
 
 def test_a_network_of_a_script_is_loaded_by_programs_that_import_it(tmp_path, monkeypatch):
     saved, loaded = (STRATEGIES["weight pools"]() for _ in range(2))
+    go_on(saved, 0, 1)
     saved.save(tmp_path / "state")
     monkeypatch.setattr(type(loaded.model.backbone), "__module__", "__main__")
     load_state(loaded, tmp_path / "state")
+    assert bits(loaded.model) == bits(saved.model)
 
 
 def test_a_plugin_that_cannot_be_saved_is_named(tmp_path):

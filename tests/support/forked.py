@@ -74,7 +74,7 @@ def forked(target: Callable[..., Any], *args: Any, files: Mapping[int, int] | No
     socket.send_fds(_asked[0], [_NUMBER.pack(len(message))], [tell, *files.values()])
     _asked[0].sendall(message)
     os.close(tell)
-    pid = _read_number(told)
+    pid = _NUMBER.unpack(os.read(told, _NUMBER.size))[0]
     os.close(told)
     return Forked(pid)
 
@@ -190,7 +190,3 @@ def _begin(target: Callable[..., Any], args: Sequence[Any], folder: str, environ
     os.environ.update(environment)
     os.chdir(folder)
     target(*args)
-
-
-def _read_number(told: int) -> int:
-    return _NUMBER.unpack(os.read(told, _NUMBER.size))[0]

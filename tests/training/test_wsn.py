@@ -111,6 +111,13 @@ def test_redrawn_scores_lie_in_their_range_and_depend_only_on_seed_and_task():
     assert not torch.equal(alone, other_seed["layers.0.weight"])
 
 
+def test_nothing_of_a_task_stays_in_the_plugin():
+    strategy = learn(wsn(), split().train_stream[:2])
+    plugin = find_plugin(strategy, SubnetPlugin)
+    assert not [name for name in vars(plugin) if name.startswith("_")]
+    assert plugin.training is None
+
+
 of_digits = partial(strategies.make, WSN, wrap=partial(SubnetModel, density=0.3))
 
 

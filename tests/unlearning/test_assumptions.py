@@ -418,6 +418,8 @@ def test_an_attribute_that_changes_is_a_reason(change, between):
         (torch.channels_last, False),
         (SimpleNamespace(real=1), True),
         ([0].append, True),
+        (np.seterr, True),
+        (torch.set_num_threads, True),
         (namedtuple("Shape", "width")(1), False),
         (nn.functional.relu, False),
     ],

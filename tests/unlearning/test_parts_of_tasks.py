@@ -290,7 +290,7 @@ def test_samples_and_classes_that_a_task_does_not_have_are_refused(tmp_path):
             strategy.unlearn(task=1, **wrong)
     with pytest.raises(RequestError, match="not yet trained"):
         strategy.unlearn(task=4, samples=[1])
-    with pytest.raises(RequestError, match=r"give unlearn\(task=1, …\) for samples .*, not tasks \[1\]"):
+    with pytest.raises(RequestError, match=r"give unlearn\(task=1, …\), not tasks \[1\]"):
         strategy.unlearn([1], samples=[1])
     strategy.unlearn(task=1, samples=IDS)
     with pytest.raises(RequestError, match="forgotten already"):

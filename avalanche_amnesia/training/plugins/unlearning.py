@@ -520,6 +520,7 @@ def _request(
     classes = checks.integers("classes", classes, "labels in the data of the task")
     if task is None and not samples and not classes:
         return tasks
-    if task is None and not isinstance(tasks, UnlearningRequest) and (given := [*tasks]):
-        raise RequestError(f"give unlearn(task={given[0]}, …) for samples or classes of a task, not tasks {given}")
-    return UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
+    made = UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
+    if task is None:
+        raise RequestError(f"samples or classes: give unlearn(task={made.tasks[0]}, …), not tasks {[*made.tasks]}")
+    return made

@@ -191,10 +191,6 @@ def by_hand(s, x):
     return s.c(s.g * (h - h.mean(0)) / (h.var(0, unbiased=False) + 1e-5).sqrt() + s.b)
 
 
-def rms_by_hand(h):
-    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
-
-
 def groups_by_hand(s, x):
     h = s.k(x)
     g = h.view(h.shape[0] * 2, -1)
@@ -216,7 +212,7 @@ accepts("batch norm without statistics", images(nn.BatchNorm2d, 4, track_running
 accepts("batch norm of the batch", images(nn.BatchNorm2d, 4), IMAGE, {"norm": "batch"})
 accepts("instance norm with statistics", images(nn.InstanceNorm2d, 4, affine=True, track_running_stats=True), IMAGE)
 accepts("local response norm", images(nn.LocalResponseNorm, 2), IMAGE)
-accepts("rms norm by hand", between(rms_by_hand))
+accepts("rms norm by hand", between(lambda h: h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)))
 accepts("groups by hand", kc(groups_by_hand), IMAGE)
 either("norm with its weight read elsewhere", ac(lambda s, x: s.c(s.n(s.a(x)) + s.n.weight), n=NORM))
 either("norm with its statistics read elsewhere", ac(lambda s, x: s.c(s.n(s.a(x)) + s.n.running_mean), n=NORM))
