@@ -33,7 +33,8 @@ def fault_of_inputs(x: Any) -> str | None:
 
 def fault_in_memory(samples: Any) -> str | None:
     """Return a message if samples stored as tensors contain NaN or infinity; None if not, or if stored otherwise."""
-    where = samples.nonfinite_positions() if isinstance(samples, TensorTask) else torch.empty(0)
+    in_memory = isinstance(samples, TensorTask) and samples.base.is_floating_point()
+    where = samples.nonfinite_positions() if in_memory else torch.empty(0)
     return _non_finite_message(where, len(samples)) if len(where) else None
 
 

@@ -61,7 +61,7 @@ class Standardise:
     std: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x.sub(self.mean).div(self.std)
+        return x.sub(float(self.mean)).div_(self.std)
 
 
 _STANDARD = {
