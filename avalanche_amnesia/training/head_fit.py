@@ -94,10 +94,9 @@ class CounterfactualFeatures:
         self._seen = [input_of(model, some) for some in seen]
         self._mask: Any = model.binary_mask(task)
         self._parts = deepcopy(model.task_parts(task))
-        rows = _treats_as_vectors(model, self.x)
         # An upper bound: each weight is multiplied with each input value.
         large = 2 * sum(weight.numel() for weight in model.backbone.parameters()) * x.numel() >= LARGE
-        for_cpu = BATCH_OF_ROWS if rows else BATCH_OF_LARGE if large else BATCH
+        for_cpu = BATCH_OF_ROWS if _treats_as_vectors(model, self.x) else BATCH_OF_LARGE if large else BATCH
         self._batch = for_cpu if self.x.device.type == "cpu" else BATCH
 
     def __call__(self, part: slice = ALL) -> dict[str, Tensor]:

@@ -83,6 +83,9 @@ def apply(
         own = tuple(f"heads.{task}." for task in context.tasks)
         additive = getattr(model, "additive", False)
         same = {name for name in context.hashes if additive and not name.startswith(own)}
+        if not (train_again or context.heard or context.purgers or context.compensations or context.repair):
+            touched = {*removal.changed, *context.own_parameters}  # nothing else was written
+            same |= {n for n in context.hashes if n.startswith(("backbone.", "heads.")) and n not in touched}
         # A training compares the model with its last hashes; a subtraction of samples does not.
         after = context.hashes if train_again and additive else model_hashes(model, same)
         claims.record_unlearning(context, after, change)

@@ -55,8 +55,7 @@ def fit_head(
     # A fixed random draw, because samples may be sorted.
     drawn = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:few].to(labels.device) if few < n else None
     mean = rows.mean(0) * has_bias  # without a bias nothing could undo the centring
-    some = (rows if drawn is None else rows.index_select(0, drawn)) - mean
-    basis = None
+    some, basis = (rows if drawn is None else rows.index_select(0, drawn)) - mean, None
     if n < len(mean):  # the best weights are sums of samples: one coordinate per sample gives the same logits
         basis, coordinates = torch.linalg.qr(some.T)
         some = coordinates.T.contiguous()

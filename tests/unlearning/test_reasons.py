@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia import DisjointSubnets, ModelError, UnlearningRequest, with_unlearning
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.training import AdjustmentRule
 from avalanche_amnesia.unlearning.claims import TamperedError
@@ -44,10 +45,6 @@ def change_one_weight(strategy):
     weight[0, 0] += 1e-3
 
 
-def load_another_state(strategy):
-    strategy.model.load_state_dict(trained(3, maker=brief, seed=1).model.state_dict())
-
-
 def step_by_hand(strategy):
     x, y = DIGITS.train_stream[0].tensors
     parameters = list(strategy.model.parameters())
@@ -61,12 +58,10 @@ def change_a_mask(strategy):
     mask[0] = ~mask[0]
 
 
-def add_a_buffer(strategy):
-    strategy.model.backbone.register_buffer("seen", torch.ones(3))
-
-
 TAMPERINGS = [
-    *((brief, tamper, False) for tamper in (load_another_state, step_by_hand, change_a_mask, add_a_buffer)),
+    *((brief, tamper, False) for tamper in (step_by_hand, change_a_mask)),
+    (brief, lambda s: s.model.load_state_dict(trained(3, maker=brief, seed=1).model.state_dict()), False),
+    (brief, lambda s: s.model.backbone.register_buffer("seen", torch.ones(3)), False),
     *((maker, change_one_weight, True) for maker in (brief, pools)),
 ]
 
@@ -244,3 +239,11 @@ def test_what_a_rule_returns_is_checked(given, error, message):
 
     with pytest.raises(error, match=message):
         trained([0], adjustment=Wrong(), train_epochs=1)
+
+
+@pytest.mark.parametrize("plugins", [[], [Hears(before_unlearning=change_one_weight)]])
+def test_a_record_holds_the_hashes_of_the_model_also_if_a_plugin_writes(plugins):
+    strategy = learn(pools(plugins=plugins), DIGITS, 3)
+    record = strategy.unlearn([1])
+    found = {change.name: change.after for change in record.changes if change.after} | record.unchanged
+    assert found == state_hashes(strategy.model.state_dict())

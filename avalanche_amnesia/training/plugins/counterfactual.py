@@ -23,7 +23,7 @@ from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.norm_statistics import STATISTICS_BATCHES, running_norms
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.task_faults import samples_at, training_samples
+from avalanche_amnesia.training.task_faults import drawn_positions, samples_at, training_samples
 from avalanche_amnesia.trajectory.removal import ChangedEntries, Removal
 from avalanche_amnesia.trajectory.sparse import put, take
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -129,8 +129,7 @@ class CounterfactualPlugin(Plugin):
 
     def state(self) -> dict[str, Any]:
         """Return :attr:`heads` and :attr:`sources` as a state to save."""
-        plain = {task: {key: dict(vars(head)) for key, head in of.items()} for task, of in self.heads.items()}
-        heads = {task: OwnFile(of) for task, of in plain.items()}
+        heads = {task: OwnFile({g: dict(vars(head)) for g, head in of.items()}) for task, of in self.heads.items()}
         return {"heads": heads, "sources": self.sources}
 
     def load_state(self, state: Any) -> None:
@@ -179,15 +178,13 @@ class CounterfactualPlugin(Plugin):
             return
         seed, masking = derive_seed(self.seed, "counterfactual", task), find_plugin(strategy, TaskMaskPlugin)
         unsure = None if masking is None else masking.unsure
-        if unsure is not None and len(unsure) <= self.samples:
-            x, y = samples_at(strategy, unsure)
-        else:
-            x, y = training_samples(strategy, self.samples, seed)
+        if unsure is None or len(unsure) > self.samples:
+            unsure = drawn_positions(strategy, self.samples, seed)
+        x, y = samples_at(strategy, unsure)
         seen = []
         if running_norms(model.task_parts(task)):
-            size = strategy.train_mb_size
-            drawn, _ = training_samples(strategy, STATISTICS_BATCHES * size, seed)
-            seen = [some for some in drawn.split(size) if len(some) > 1]
+            drawn, _ = training_samples(strategy, STATISTICS_BATCHES * strategy.train_mb_size, seed)
+            seen = [some for some in drawn.split(strategy.train_mb_size) if len(some) > 1]
         without = _WithoutTasks(model, trajectory)
         features_now = CounterfactualFeatures(model, task, x, seen)
         labels, unfitted = y.to(features_now.x.device), list[str]()

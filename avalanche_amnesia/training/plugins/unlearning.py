@@ -20,7 +20,7 @@ from avalanche_amnesia.saving.encoding import OwnFile
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.saving.values import checked, create
 from avalanche_amnesia.strategy import Plugin, Strategy
-from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
+from avalanche_amnesia.training.host.lookup import find_plugin, listens, refuse_second, refuse_unfinished
 from avalanche_amnesia.training.host.parts_of_tasks import ForgottenPositions, LastStream, TrialDone, make_retraining
 from avalanche_amnesia.training.host.rollback import abort_training, finish_task, is_finishing, restore_snapshot
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
@@ -456,6 +456,7 @@ class UnlearningPlugin(Plugin):
             compensations=[p for p in strategy.plugins if is_compensation(p)] if self.obey is True else [],
             repair=next(filter(is_repair, strategy.plugins), None),
             shared_state=recorder.shared_state,
+            heard=any(listens(plugin, "before_unlearning") for plugin in strategy.plugins),
             before=None if snapshot is None else snapshot.values,
             in_training=self.current_task,
             unrecorded=unrecorded,
