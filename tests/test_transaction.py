@@ -21,18 +21,18 @@ def change_everything(change, holder, layer, entries):
     entries.clear()
 
 
-def fail_after_changes(holder, layer, entries):
-    with Transaction() as change:
-        change_everything(change, holder, layer, entries)
-        change.set(holder, kept=[4])
-        raise OSError("disk full")
-
-
 def test_an_error_undoes_all_changes_in_reverse_order():
     holder, layer, entries = Holder(), nn.Linear(2, 2), ["first"]
     kept, before = holder.kept, layer.weight.detach().clone()
+
+    def fail():
+        with Transaction() as change:
+            change_everything(change, holder, layer, entries)
+            change.set(holder, kept=[4])
+            raise OSError("disk full")
+
     with pytest.raises(OSError, match="disk full"):
-        fail_after_changes(holder, layer, entries)
+        fail()
     assert holder.kept is kept
     assert holder.gone == "here"
     assert not hasattr(holder, "made")

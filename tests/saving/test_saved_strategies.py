@@ -211,10 +211,6 @@ def saved(tmp_path_factory):
     return strategy.save(tmp_path_factory.mktemp("saved") / "state")
 
 
-def of_two_groups(parameters):
-    return torch.optim.Adam([{"params": [next(parameters)]}, {"params": [*parameters]}], lr=1e-2)
-
-
 REFUSED = [
     (ours(AmnesiacHAT, train_epochs=2), "train_epochs=1 .here 2."),
     (ours(AmnesiacHAT, optimizer="adamw"), "optimizer='Adam' .here 'AdamW'."),
@@ -224,7 +220,10 @@ REFUSED = [
     (ours(AmnesiacHAT, net=ConvNet), "another model"),
     (ours(HAT), "state of a .*AmnesiacHAT, not of a .*HAT"),
     (ours(AmnesiacHAT, hidden=(20,)), "has shape .24"),
-    (ours(AmnesiacHAT, optimizer=of_two_groups), "1 parameter groups, and this one has 2"),
+    (
+        ours(AmnesiacHAT, optimizer=lambda of: torch.optim.Adam([{"params": [next(of)]}, {"params": [*of]}])),
+        "1 parameter groups, and this one has 2",
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.lab.report.reading import Cost, Evaluation, Numbers, Run
+from avalanche_amnesia.lab.report.reading import Cost, Evaluation, Run
 
 FOLDER = Path(__file__).parents[1] / "lab" / "report" / "report_of_seed_0"
 
@@ -27,11 +27,8 @@ def _run(of: dict[str, Any], folder: Path) -> Run:
 
 def _moment(numbers: dict[str, Any], **more: Any) -> Evaluation:
     more |= {name: tuple(more[name]) for name in ("remaining", "unlearned", "unlearned_now")}
-    return Evaluation(numbers=_by_task(numbers), **more)
-
-
-def _by_task(numbers: dict[str, dict[str, float]]) -> Numbers:
-    return {name: {int(task) if task else None: v for task, v in of.items()} for name, of in numbers.items()}
+    by_task = {name: {int(task) if task else None: v for task, v in of.items()} for name, of in numbers.items()}
+    return Evaluation(numbers=by_task, **more)
 
 
 def another_seed(seed: int) -> list[Run]:

@@ -57,11 +57,6 @@ def _named(module: str, name: str):
         return None
 
 
-def _is_plain_lambda(part) -> bool:
-    """Return True for a lambda without values of its own, which its place in the module determines."""
-    return getattr(part, "__qualname__", "") == "<lambda>" and not part.__closure__ and not part.__defaults__
-
-
 def _text(part) -> str:
     if isinstance(part, (tuple, list)):
         return f"({','.join(map(_text, part))})"
@@ -71,7 +66,9 @@ def _text(part) -> str:
         name = f"{part.__module__}.{part.__qualname__}"
         if part.__module__ != "__main__" and _named(part.__module__, part.__qualname__) is part:
             return name
-        if part.__module__ == "__main__" or not _is_plain_lambda(part):
+        # The place in the module determines a lambda without values of its own.
+        plain = part.__qualname__ == "<lambda>" and not part.__closure__ and not part.__defaults__
+        if part.__module__ == "__main__" or not plain:
             raise _NotShared
         return f"{name}{[*part.__code__.co_positions()]}"
     return repr(part)

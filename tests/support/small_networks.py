@@ -162,10 +162,6 @@ def excited(s, x):
     return (h * torch.sigmoid(s.e(h.mean((2, 3), keepdim=True)))).mean((2, 3))
 
 
-def rows_of_one_weight(s, x):
-    return s.d(torch.tanh(F.linear(torch.tanh(F.linear(x, s.w[:4])), s.w[4:, :4])))
-
-
 def moved_units(s, x):
     h = torch.roll(s.a(x).flip(1), 1, 1)
     h = torch.cat([torch.tanh(h.chunk(2, 1)[1]), h.chunk(2, 1)[0]], 1)
@@ -233,7 +229,10 @@ NETWORKS = {
     "raw parameter": (linears(lambda s, x: s.c(torch.tanh(s.b(s.a(x) * s.g + s.g))), g=P(6)), (6,)),
     "units that change places": (linears(moved_units), (6,)),
     "maps that change places": (parts(moved_maps, a=C(2, 4, 1), w=P(4, 4, 1, 1), v=P(4), c=L(4, 3)), (2, 3, 3)),
-    "rows of one weight": (parts(rows_of_one_weight, w=P(8, 6), d=L(4, 3)), (6,)),
+    "rows of one weight": (
+        parts(lambda s, x: s.d(torch.tanh(F.linear(F.linear(x, s.w[:4]).tanh(), s.w[4:, :4]))), w=P(8, 6), d=L(4, 3)),
+        (6,),
+    ),
     "parameter from the right": (parts(lambda s, x: s.d(torch.tanh(x @ s.w)), w=P(6, 4), d=L(4, 3)), (6,)),
     "features summed": (linears(lambda s, x: s.c(s.b(torch.tanh(s.a(x)))).cumsum(1)), (6,)),
     "one module under two names": (under_two_names, (6,)),

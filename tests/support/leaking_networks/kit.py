@@ -44,11 +44,10 @@ EMBEDDING = part(nn.Embedding, 9, 4)
 PARTS = {"a": L(6, 4), "b": L(6, 4), "c": L(4, 3), "d": L(4, 4), "e": EMBEDDING, "k": C(2, 4, 3), "w": P(4, 6)}
 
 
-def having(names):
-    return lambda forward, **makers: parts(forward, **{**{name: PARTS[name] for name in names}, **makers})
-
-
-ac, abc, acd, ec, kc, wc = map(having, ("ac", "abc", "acd", "ec", "kc", "wc"))
+ac, abc, acd, ec, kc, wc = (
+    lambda forward, names=names, **makers: parts(forward, **{name: PARTS[name] for name in names} | makers)
+    for names in ("ac", "abc", "acd", "ec", "kc", "wc")
+)
 
 
 def between(function, **makers):

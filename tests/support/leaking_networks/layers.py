@@ -44,11 +44,6 @@ def with_forward(forward):
     return after_units(part(kind, 4, 4))
 
 
-def one_scale(weight):
-    """Binary weights with one scale, and the gradient of the real weights."""
-    return weight + (weight.sign() * weight.abs().mean() - weight).detach()
-
-
 def reparametrised(function, **options):
     return after_units(lambda: function(nn.Linear(4, 4), **options))
 
@@ -63,7 +58,8 @@ def functional_call(s, x):
 
 accepts("convolution whose _conv_forward standardises", after_maps(ConvForwardStandardises), IMAGE)
 accepts("timm's ScaledStdConv2d", after_maps(timm.layers.ScaledStdConv2d), IMAGE)
-either("signs of weights under one scale", with_forward(one_scale))
+BINARY = with_forward(lambda weight: weight + (weight.sign() * weight.abs().mean() - weight).detach())
+either("signs of weights under one scale", BINARY)
 either("the larger half of the weights", with_forward(lambda weight: weight * (weight.abs() >= weight.abs().median())))
 either("mixture of weights", ac(mixture, g=P(2), w=P(2, 4, 4)))
 either("weight centred through functional_call", ac(functional_call))
@@ -118,10 +114,6 @@ def padding(x):
     return (x[..., 0] > 0) & (torch.arange(3) > 0)
 
 
-def learned_keys(s, x):
-    return s.c(F.scaled_dot_product_attention(s.a(x).unsqueeze(1), s.q, s.v).squeeze(1))
-
-
 def biased(bias):
     def forward(s, x):
         h = s.a(x)
@@ -141,7 +133,10 @@ OF_OTHER_WIDTH = abc(lambda s, x: s.c(s.m(s.a(x), x, torch.tanh(s.b(x)))[0].mean
 either("attention to keys of another width", OF_OTHER_WIDTH, TOKENS)
 PADDED = ac(lambda s, x: s.c(s.m(s.a(x), src_key_padding_mask=padding(x)).mean(1)), m=ENCODER_LAYER)
 either("encoder layer with a padding mask", PADDED, TOKENS)
-either("learned keys and values", ac(learned_keys, q=P(1, 5, 4), v=P(1, 5, 4)))
+LEARNED = ac(
+    lambda s, x: s.c(F.scaled_dot_product_attention(s.a(x)[:, None], s.q, s.v)[:, 0]), q=P(1, 5, 4), v=P(1, 5, 4)
+)
+either("learned keys and values", LEARNED)
 either("attention mask from units", ac(biased(lambda s, h: (h @ h.mT) > 0)), TOKENS)
 
 # Norms, layers and parameters that are used more than once ------------------------------------------------------------
