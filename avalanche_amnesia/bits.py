@@ -34,8 +34,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 def unpack_bits(packed: Tensor, n: int) -> Tensor:
     """Return the bool mask ``(n,)`` that :func:`pack_bits` packed."""
-    bits = np.unpackbits(packed.cpu().numpy(), count=n)
-    return torch.from_numpy(bits.view(np.bool_)).to(packed.device)
+    return torch.from_numpy(np.unpackbits(packed.cpu().numpy(), count=n).view(np.bool_)).to(packed.device)
 
 
 def tensor_hash(tensor: Tensor) -> str:

@@ -35,8 +35,7 @@ def apply_mask(values: Tensor, mask: Tensor | None) -> Tensor:
 
 def use_of_sets(masks: Sequence[Tensor], members: Tensor) -> Tensor:
     """Return a mask value per column of ``members``: the largest mask of the units whose indices the column lists."""
-    known = torch.cat([*masks, masks[0].new_tensor([1.0, 0.0])])
-    return known[members].amax(0)
+    return torch.cat([*masks, masks[0].new_tensor([1.0, 0.0])])[members].amax(0)
 
 
 def call_owned(own: Mapping[str, nn.Module], name: str, *args: Any, **kwargs: Any) -> Any:

@@ -140,8 +140,7 @@ def _unit_sets(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, uni
     """
     part, module = weight.parts[0], module_of(node)
     if len(weight.parts) > 1 or part.group is not None:
-        wanted = (module, part.name.removesuffix(".weight"))
-        return walk.draft.get_or_add_layer(weight, wanted, kind, units).sets
+        return walk.draft.get_or_add_layer(weight, (module, part.name.removesuffix(".weight")), kind, units).sets
     count = part.size.numel()
     first, used = 0, part.size[0]
     if not part.is_identity:
