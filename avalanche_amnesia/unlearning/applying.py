@@ -83,7 +83,7 @@ def apply(
         own = tuple(f"heads.{task}." for task in context.tasks)
         additive = getattr(model, "additive", False)
         same = {name for name in context.hashes if additive and not name.startswith(own)}
-        if not (train_again or context.heard or context.purgers or context.compensations or context.repair):
+        if not (train_again or context.has_listeners or context.purgers or context.compensations or context.repair):
             touched = {*removal.changed, *context.own_parameters}  # nothing else was written
             same |= {n for n in context.hashes if n.startswith(("backbone.", "heads.")) and n not in touched}
         # A training compares the model with its last hashes; a subtraction of samples does not.

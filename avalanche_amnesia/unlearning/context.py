@@ -35,7 +35,7 @@ class UnlearningContext:
         compensations: plugins that compensate the loss of remaining tasks.
         repair: plugin that trains remaining tasks on stored samples; None: no repair.
         shared_state: names of buffers that trainings changed for all tasks together.
-        heard: whether plugins, metrics or loggers are called before the tasks are removed.
+        has_listeners: whether plugins, metrics or loggers are called before the tasks are removed.
         before: parameter name → values before the task in training; None between tasks.
         in_training: the task in training; None between tasks.
         unrecorded: tasks in the model that are not in the ledger, because the model was loaded with them.
@@ -60,7 +60,7 @@ class UnlearningContext:
     compensations: Sequence[Any] = ()
     repair: Any = None
     shared_state: Collection[str] = ()
-    heard: bool = True
+    has_listeners: bool = True
     before: dict[str, Tensor] | None = None
     in_training: int | None = None
     unrecorded: Collection[int] = ()

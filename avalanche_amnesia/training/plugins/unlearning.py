@@ -456,7 +456,7 @@ class UnlearningPlugin(Plugin):
             compensations=[p for p in strategy.plugins if is_compensation(p)] if self.obey is True else [],
             repair=next(filter(is_repair, strategy.plugins), None),
             shared_state=recorder.shared_state,
-            heard=any(listens(plugin, "before_unlearning") for plugin in strategy.plugins),
+            has_listeners=any(listens(plugin, "before_unlearning") for plugin in strategy.plugins),
             before=None if snapshot is None else snapshot.values,
             in_training=self.current_task,
             unrecorded=unrecorded,
