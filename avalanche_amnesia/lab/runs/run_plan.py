@@ -7,7 +7,7 @@ from typing import Any
 
 from avalanche_amnesia.audit.words import seconds_in_words
 from avalanche_amnesia.evaluation.references import Expected, References
-from avalanche_amnesia.lab.runs.store import RunStore
+from avalanche_amnesia.lab.runs.store import RunStore, StoredRun
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,13 @@ def reference_paths(
     make_strategy: Callable[..., Any], benchmark: Any, store: RunStore, kinds: Iterable[Expected]
 ) -> list[list[str]]:
     """Return, for each reference model that metrics need, the store's keys of its states in training order."""
+    references, runs = References(make_strategy, benchmark), dict[Expected, StoredRun]()
+    references.expect(*kinds)
     paths = []
-    for kind in kinds:
-        references = References(make_strategy, benchmark)
-        references.expect(kind)
-        run = None
-        for variant, tasks in references.expected():
-            run = run or store.run(references.fresh_strategy(variant))
-            paths.append(run.keys_of([references.train_experience(task) for task in tasks]))
+    for variant, tasks in references.expected():
+        if variant not in runs:
+            runs[variant] = store.run(references.fresh_strategy(variant))
+        paths.append(runs[variant].keys_of([references.train_experience(task) for task in tasks]))
     return paths
 
 
