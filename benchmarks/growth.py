@@ -1,6 +1,7 @@
 """Measure how costs grow with the number of tasks, and how the cost of unlearning grows with the network's size.
 
-    python -m benchmarks.growth [--method amnesiac heads wsn small] [--tasks T] [--network mlp resnet18] [--out DIR]
+    python -m benchmarks.growth [--method amnesiac heads pools wsn small] [--optimizer sgd adam] [--tasks T]
+                                [--network mlp resnet18] [--out DIR]
 
 Permuted digits, few samples per task, on an MLP 784-256-256 (``heads``: with counterfactual heads; ``small``: MLP
 16-8-8, with ten times as many tasks). There is one table row for some of the tasks. Its times are CPU times of one
@@ -13,6 +14,9 @@ thread, as multiples of a plain PyTorch step, which runs before every step of th
     eval      `strategy.eval` of the first task
     plan      `strategy.plan_unlearning` of the last task, and of the first task
     unlearn   `strategy.unlearn` of the last task; an error at its end restores the task for the next round
+    save      `save_state` into a folder that holds the state before the task
+    load      `load_state` of that state into the same strategy
+    disk      KiB that the task added to the saved state
     model     KiB that the task added to the model's `state_dict`
     log       KiB that the task added to the trajectory
 
@@ -28,8 +32,10 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -37,16 +43,16 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
-from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.bits import model_hashes
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import WSN, AmnesiacHAT, ScoredWeights
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.models import MLP, DisjointModel, MaskedModel, SubnetModel
+from avalanche_amnesia.training import WSN, AmnesiacHAT, DisjointSubnets, ScoredWeights, load_state, save_state
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from benchmarks.measuring import plain_steps
-from benchmarks.networks import N_CLASSES, NETWORKS, Network, digit_tasks
+from benchmarks.networks import N_CLASSES, NETWORKS, Network, digit_tasks, make_optimizer
 from benchmarks.place import Span
 from benchmarks.unlearning_cost import TakesBack, milliseconds, trained, unlearning
 
@@ -54,9 +60,11 @@ BATCH = 64
 METHODS = {
     "amnesiac": "AmnesiacHAT, MLP 784-256-256, without compensation, in plain steps.",
     "heads": "AmnesiacHAT, MLP 784-256-256, with counterfactual heads, in plain steps.",
+    "pools": "DisjointSubnets, MLP 784-256-256, one slot per task, in plain steps.",
     "wsn": "WSN of density .1, scores in 1 bit, MLP 784-256-256, in plain steps.",
     "small": "AmnesiacHAT, MLP 16-8-8, without compensation, in plain steps.",
 }
+OPTIMIZERS = ("sgd", "adam")
 
 
 class Watch(SupervisedPlugin):
@@ -96,17 +104,20 @@ def stream(tasks: int, steps: int, pixels: int) -> Any:
     return task_benchmark(train, test, classes)
 
 
-def made(method: str, network: Network, plugins: list[Any]) -> Any:
+def made(method: str, optimizer: str, tasks: int, network: Network, plugins: list[Any]) -> Any:
     torch.manual_seed(0)
     net = network.make()
     evaluator = EvaluationPlugin(accuracy_metrics(experience=True), loggers=[BaseLogger()])
     options: dict[str, Any] = {"train_mb_size": BATCH, "eval_mb_size": 256, "evaluator": evaluator, "plugins": plugins}
+    kind: Any = AmnesiacHAT
     if method == "wsn":
-        model = SubnetModel(net, density=0.1)
-        return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), masks=ScoredWeights(score_bits=1), **options)
-    options["compensation"] = "counterfactual" if method == "heads" else "none"
-    masked = MaskedModel(net, input_shape=network.input_shape)
-    return AmnesiacHAT(model=masked, optimizer=SGD(masked.parameters(), lr=0.1), **options)
+        kind, model, options["masks"] = WSN, SubnetModel(net, density=0.1), ScoredWeights(score_bits=1)
+    elif method == "pools":
+        kind, model, options["isolation"] = DisjointSubnets, DisjointModel(net), Pools(tasks)
+    else:
+        model, counterfactual = MaskedModel(net, input_shape=network.input_shape), method == "heads"
+        options["compensation"] = "counterfactual" if counterfactual else "none"
+    return kind(model=model, optimizer=make_optimizer(optimizer, model.parameters()), **options)
 
 
 def nbytes(strategy: Any) -> tuple[int, int]:
@@ -116,9 +127,18 @@ def nbytes(strategy: Any) -> tuple[int, int]:
     return held, 0 if store is None else sum(store.nbytes(task) for task in store.tasks)
 
 
-def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, rounds: int) -> dict[str, float]:
+def on_disk(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def row(
+    strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, rounds: int, folder: Path
+) -> dict[str, float]:
     """Train the next task; return the costs of its training, its evaluation and requests after it, by name."""
-    held = nbytes(strategy)
+    strategy.plugins.remove(watch)  # its plain network belongs to no saved state
+    save_state(strategy, folder)
+    strategy.plugins.append(watch)
+    held, kept = nbytes(strategy), on_disk(folder)
     watch.steps.clear()
     task = experiences[0].task_label
     began = time.process_time()
@@ -135,34 +155,37 @@ def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, ro
         "model": (now[0] - held[0]) / 1024,
         "log": (now[1] - held[1]) / 1024,
     }
-    if takes_back in strategy.plugins:
-        strategy.plugins.remove(watch)  # an unlearning can't remove a task from the plain network in this plugin
-        asked: Callable[[Sequence[int]], Any] = strategy.plan_unlearning
-        found["plan last"] = milliseconds(lambda: asked([task]), rounds) / pace
-        found["plan first"] = milliseconds(lambda: asked([0]), rounds) / pace
-        found["unlearn"] = unlearning(strategy, takes_back, task, rounds)[0] / pace
-        strategy.plugins.append(watch)
+    strategy.plugins.remove(watch)  # an unlearning can't remove a task from the plain network in this plugin
+    found["save"] = milliseconds(lambda: save_state(strategy, folder), 1) / pace  # a second save would write nothing
+    found["disk"] = (on_disk(folder) - kept) / 1024
+    found["load"] = milliseconds(lambda: load_state(strategy, folder), rounds) / pace
+    asked: Callable[[Sequence[int]], Any] = strategy.plan_unlearning
+    found["plan last"] = milliseconds(lambda: asked([task]), rounds) / pace
+    found["plan first"] = milliseconds(lambda: asked([0]), rounds) / pace
+    found["unlearn"] = unlearning(strategy, takes_back, task, rounds)[0] / pace
+    strategy.plugins.append(watch)
     return found
 
 
-def grown(method: str, tasks: int, steps: int, rounds: int) -> list[dict[str, float]]:
+def grown(method: str, optimizer: str, tasks: int, steps: int, rounds: int) -> list[dict[str, float]]:
     """Train ``tasks`` tasks with a method; return a row of costs for some of them, e.g. the 10th and the 100th."""
     pixels, width = (16, 8) if method == "small" else (784, 256)
     network = Network(lambda: MLP(pixels, hidden=(width,), features=width), (pixels,), width, BATCH, steps, 1)
     x, y = digit_tasks((pixels,), BATCH)
-    watch = Watch(plain_steps(network, "sgd", x[:BATCH], y[:BATCH], BATCH))
+    watch = Watch(plain_steps(network, optimizer, x[:BATCH], y[:BATCH], BATCH))
     takes_back = TakesBack()
-    strategy = made(method, network, [watch, takes_back])
+    strategy = made(method, optimizer, tasks, network, [watch, takes_back])
     benchmark = stream(tasks, steps, pixels)
     shown = {tasks - 1, *(t for t in (1, 4, 9, 24, 49, 99, 199, 499, 999) if t < tasks)}
     rows = []
-    for task, experience in enumerate(benchmark.train_stream):
-        if task in shown:
-            found = row(strategy, [experience, benchmark.test_stream[0]], watch, takes_back, rounds)
-            rows.append({"tasks": task + 1, **found})
-            print(method, rows[-1], flush=True)
-        else:
-            strategy.train(experience)
+    with TemporaryDirectory() as folder:
+        for task, experience in enumerate(benchmark.train_stream):
+            if task in shown:
+                both = [experience, benchmark.test_stream[0]]
+                rows.append({"tasks": task + 1, **row(strategy, both, watch, takes_back, rounds, Path(folder))})
+                print(method, optimizer, rows[-1], flush=True)
+            else:
+                strategy.train(experience)
     return rows
 
 
@@ -194,6 +217,7 @@ def table(about: str, rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--optimizer", nargs="*", choices=OPTIMIZERS, default=OPTIMIZERS)
     parser.add_argument("--network", nargs="*", choices=list(NETWORKS), default=["mlp", "resnet18", "vit_base"])
     parser.add_argument("--tasks", type=int, default=100, help="``small`` has ten times as many")
     parser.add_argument("--steps", type=int, default=8, help="mini-batches per task")
@@ -205,13 +229,15 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"torch": torch.__version__, "load": os.getloadavg()[0]}  # networks first: a fresh process
     found["networks"] = [{"network": name, **one_network(name, 3, options.rounds)} for name in options.network]
-    for method in options.method:
+    for method, optimizer in product(options.method, options.optimizer):
         tasks = options.tasks * (10 if method == "small" else 1)
-        found[method] = grown(method, tasks, options.steps, options.rounds)
+        found[f"{method}, {optimizer}"] = grown(method, optimizer, tasks, options.steps, options.rounds)
         (options.out / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
-        tables = [table(METHODS[name], found[name]) for name in METHODS if name in found]
+        named = [(f"{METHODS[m]} {o.upper()}.", found.get(f"{m}, {o}")) for m in METHODS for o in OPTIMIZERS]
+        tables = [table(about, rows) for about, rows in named if rows]
         tables += [table("Unlearning, CPU ms of one thread.", found["networks"])] if found["networks"] else []
-        (options.out / "growth.md").write_text("\n".join(["# Growth of costs with tasks", "", *tables, __doc__]))
+        place = f"torch {found['torch']}; {found['load']:.1f} other processes at the start.\n"
+        (options.out / "growth.md").write_text("\n".join(["# Growth of costs with tasks", "", __doc__, place, *tables]))
 
 
 if __name__ == "__main__":
