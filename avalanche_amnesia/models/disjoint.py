@@ -159,8 +159,7 @@ class DisjointModel(MultiHeadModel):
         task has its own copy: of biases, norms etc. (:meth:`Allocation.can_partition`), and of the smallest matrices
         and kernels, while the copies for all slots together are at most a twentieth of the network.
         """
-        named = self.backbone.named_parameters()
-        learning = {name: parameter for name, parameter in named if name in self._learning}
+        learning = {name: parameter for name, parameter in self.backbone.named_parameters() if name in self._learning}
         room = _COPIES * sum(p.numel() for p in learning.values()) / share.slots
         dealt = {name: p for name, p in learning.items() if share.can_partition(p.shape)}
         for name, parameter in sorted(dealt.items(), key=lambda item: item[1].numel()):

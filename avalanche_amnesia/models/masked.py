@@ -84,8 +84,7 @@ class MaskedModel(TaskMaskedModel):
             task_owned=task_owned,
             trial=trial,
         )
-        sizes = [layer.units for layer in graph.layers.values()]
-        super().__init__(module, len(graph.output), graph, sizes)
+        super().__init__(module, len(graph.output), graph, [layer.units for layer in graph.layers.values()])
         self._importances = TaskTensors()
         self._entries: Cache[Mapping[str, OpenEntries]] = Cache(32)  # usually enough for the tasks of a mini-batch
 
@@ -109,8 +108,7 @@ class MaskedModel(TaskMaskedModel):
         key = units.device, units.cpu().numpy().tobytes()
         entries = self._entries.get(key)
         if entries is None:
-            entries = self.graph.open_entries(units)
-            self._entries.put(key, entries)
+            self._entries.put(key, entries := self.graph.open_entries(units))
         return LayerMasks(self.by_layer(mask.float()), entries)
 
     def _current_mask(self) -> Tensor:
@@ -174,8 +172,7 @@ class MaskedModel(TaskMaskedModel):
     @torch.no_grad()
     def finish_parts(self, parts: OwnModules, task: int) -> None:
         """Set a task's modules to evaluation mode; reset norm entries of units outside its mask to initial values."""
-        use = self.graph.sets.use(self.binary_mask(task).float())
-        parts.finish(self.fresh_parts(), self.backbone.owned, use)
+        parts.finish(self.fresh_parts(), self.backbone.owned, self.graph.sets.use(self.binary_mask(task).float()))
 
     def _open(self, learned: nn.Parameter) -> Gate:
         return Gate(learned, self.by_layer, self.graph.open_entries)

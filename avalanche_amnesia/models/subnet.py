@@ -188,8 +188,7 @@ class SubnetModel(TaskMaskedModel):
             weights = self._opened.leaves
         elif task == self.current_task or task in self._masks:
             weights = self._masked_weights(self.binary_mask(task))
-        learns = self.training and task not in self._masks
-        return self._run(x, weights, self.task_parts(task), learns=learns)
+        return self._run(x, weights, self.task_parts(task), learns=self.training and task not in self._masks)
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Return features ``(batch, features)``, computed with the weights in any mask ``(n_weights,)``."""

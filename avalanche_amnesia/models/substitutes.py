@@ -176,8 +176,7 @@ def tensor_outline(model: nn.Module) -> dict[str, Any]:
 
 def hash_tensors(model: nn.Module, parameters: Iterable[tuple[str, Tensor]] = ()) -> dict[str, str]:
     """Return a dict of name to hash for a model's buffers and tensor attributes, and for the given ``parameters``."""
-    tensors = (*model.named_buffers(), *_attributes(model), *parameters)
-    return {name: tensor_hash(tensor) for name, tensor in tensors}
+    return {name: tensor_hash(tensor) for name, tensor in (*model.named_buffers(), *_attributes(model), *parameters)}
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -267,7 +267,8 @@ def _is_whole(file: Path) -> bool:
 def _is_undamaged(file: Path, place_and_time: tuple[int, ...]) -> bool:
     """Return True if a file has the hash in its name; cached until the file's inode, size or time changes."""
     with suppress(StateError):
-        return bool(read_part(file).name)
+        read_part(file)
+        return True
     return False
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import lru_cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -25,19 +26,23 @@ def checked(state: Any, /, **kinds: Any) -> list[Any]:
 
 def create(kind: type[Made], state: Any) -> Made:
     """Create an object of the data class ``kind`` from its attributes ``state``, after checking their types."""
+    return kind(*checked(state, **_fields(kind)))  # type: ignore[arg-type]
+
+
+@lru_cache(None)  # asked for every head of every task
+def _fields(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)  # those of class variables among them
-    names = [attribute.name for attribute in fields(kind)]  # type: ignore[arg-type]
-    return kind(*checked(state, **{name: hints[name] for name in names}))
+    return {attribute.name: hints[attribute.name] for attribute in fields(kind)}
 
 
 def has_type(value: Any, kind: Any) -> bool:
     """Return True if a value has the annotated type ``kind`` and, if it is a container, all of its items do."""
     if kind is Any:
         return True
-    inner = get_args(kind)
-    if isinstance(kind, UnionType):
+    outer, inner = _parts(kind)
+    if outer is UnionType:
         return any(has_type(value, option) for option in inner)
-    if not isinstance(value, get_origin(kind) or kind):
+    if not isinstance(value, outer):
         return False
     if not inner:
         return True
@@ -46,3 +51,8 @@ def has_type(value: Any, kind: Any) -> bool:
     if isinstance(value, tuple) and inner[-1] is not Ellipsis:
         return len(value) == len(inner) and all(map(has_type, value, inner))
     return all(has_type(item, inner[0]) for item in value)
+
+
+@lru_cache(None)
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind) or kind, get_args(kind)

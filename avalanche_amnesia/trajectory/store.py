@@ -78,8 +78,7 @@ class Trajectory:
 
     def nbytes(self, task: int | None = None) -> int:
         """Return the size of a task's undo log in bytes, or of all logs if ``task`` is None."""
-        logs = self.logs.values() if task is None else [self.logs[task]]
-        return sum(log.nbytes for log in logs)
+        return sum(log.nbytes for log in (self.logs.values() if task is None else [self.logs[task]]))
 
     def moved(self, writer: int) -> dict[str, Tensor]:
         """Return a dict of tensor name to bool tensor, True at entries recorded for the task or repair ``writer``."""
@@ -258,8 +257,7 @@ class Trajectory:
 
     def state(self) -> dict[str, Any]:
         """Return the logs and dtype for a saved state, which stores each log in a separate file."""
-        logs = {writer: OwnFile(log.state()) for writer, log in self.logs.items()}
-        return {"dtype": str(self.dtype), "logs": logs}
+        return {"dtype": str(self.dtype), "logs": {at: OwnFile(log.state()) for at, log in self.logs.items()}}
 
     def load_state(self, state: Any) -> None:
         """Restore the logs from a result of :meth:`state`."""

@@ -203,8 +203,7 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]
     first_name = {id(value): name for name, value in (*backbone.named_parameters(), *backbone.named_buffers())}
     exported = Exported(graph, {}, [], calls)
     _record_sizes(exported, program)
-    written = _drop_statistics(graph, signature)
-    exported.written = sorted(name.removeprefix("backbone.") for name in written)
+    exported.written = sorted(name.removeprefix("backbone.") for name in _drop_statistics(graph, signature))
     attributes = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     constants = signature.inputs_to_lifted_tensor_constants
     for node in list(graph.nodes):

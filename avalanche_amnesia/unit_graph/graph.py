@@ -108,8 +108,7 @@ class UnitGraph:
             access.
         """
         vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
-        of_sets = self.sets.use(torch.stack(vectors)).sum(0)
-        return LazyMapping(self.factors, partial(self._use_of, of_sets, between))
+        return LazyMapping(self.factors, partial(self._use_of, self.sets.use(torch.stack(vectors)).sum(0), between))
 
     def _use_of(self, of_sets: Tensor, between: Between, name: str) -> Tensor:
         factors = [factor.to(of_sets.device) for factor in self.factors[name]]

@@ -105,8 +105,7 @@ def examine(
         left_out = [name for name, module in backbone.named_modules() if isinstance(module, MultiHeadClassifier)][:1]
     _check_names(backbone, [*frozen, *task_owned, *left_out])
     classifiers = tuple(inner for name in left_out for inner in _inner_names(backbone, name))
-    options = (classifiers, norm, tuple(frozen), tuple(task_owned), input_shape)
-    structure = structure_of(backbone, options, example)
+    structure = structure_of(backbone, (classifiers, norm, tuple(frozen), tuple(task_owned), input_shape), example)
     known = _known.get(structure)
     if known is not None:
         return known, []

@@ -122,8 +122,7 @@ class UnitSets:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):
                 by_size.setdefault((max(1, len(members)) - 1).bit_length(), []).append(number)
-            groups = by_size.values()
-            self._tables = [(torch.tensor(each).to(device), self.table(each).to(device)) for each in groups]
+            self._tables = [(torch.tensor(each).to(device), self.table(each).to(device)) for each in by_size.values()]
         return self._tables
 
     def use(self, masks: Tensor) -> Tensor:

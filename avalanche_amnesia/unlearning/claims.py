@@ -245,8 +245,7 @@ class Claims:
 
     def has_criterion_changed(self, strategy: Strategy) -> bool:
         """Return True if the attributes of the criterion differ from those at the first training."""
-        held = texts.attributes_of(strategy).items()
-        now = {path: value for path, value in held if path.startswith("criterion")}
+        now = {path: value for path, value in texts.attributes_of(strategy).items() if path.startswith("criterion")}
         return self._first is not None and bool(texts.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:

@@ -51,19 +51,27 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
     """Return a strategy's state between tasks: JSON values, and a dict of the tensors in each file (not copied)."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
-    return encode(
-        {
-            "strategy": _class_name(strategy),
-            "settings": learning_settings(strategy),
-            "device": strategy.device.type,
-            "model": states.model_state(strategy.model),
-            "optimizer": _optimizer_state(strategy),
-            "host": states.state_of(strategy, _unsaved_names(strategy)),
-            "criterion": states.state_of(strategy._criterion),
-            "plugins": [[_class_name(plugin), states.state_of(plugin)] for plugin in _saved_plugins(strategy)],
-            "metrics": [[_class_name(metric), states.state_of(metric)] for metric in _saved_metrics(strategy)],
-        }
-    )
+    plugins, metrics = _saved_plugins(strategy), _saved_metrics(strategy)
+    parts = [strategy, strategy._criterion, *plugins, *metrics]
+    held = [states.state_of(part, _unsaved_names(strategy) if part is strategy else frozenset()) for part in parts]
+    named = [[_class_name(part), state] for part, state in zip(parts, held, strict=True)][2:]
+    state = {
+        "strategy": _class_name(strategy),
+        "settings": learning_settings(strategy),
+        "device": strategy.device.type,
+        "model": states.model_state(strategy.model),
+        "optimizer": _optimizer_state(strategy),
+        "host": held[0],
+        "criterion": held[1],
+        "plugins": named[: len(plugins)],
+        "metrics": named[len(plugins) :],
+    }
+    try:
+        return encode(state)
+    except StateError:
+        for part, of in zip(parts, held, strict=True):
+            states.check_state(part, of)
+        raise
 
 
 def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:

@@ -129,23 +129,25 @@ def is_saved(obj: Any) -> bool:
 
 def state_of(obj: Any, left_out: frozenset[str] = frozenset()) -> Any:
     """Return the values to save of a plugin, strategy or criterion: its ``state()``, or else its attributes."""
-    name, conversions = type(obj).__name__, _conversions(obj)
     if hasattr(type(obj), "load_state"):
-        state, path = obj.state(), f"{name}.state()"
-    else:
-        hidden = left_out | _unsaved_names(obj)
-        kept = {key: value for key, value in getattr(obj, "__dict__", {}).items() if key not in hidden}
-        state, path = {key: dict(value) if isinstance(value, dict) else value for key, value in kept.items()}, name
-        state |= {key: by.take(kept[key]) for key, by in conversions.items() if by is not None and key in kept}
-        state |= {"state_dict": dict(obj.state_dict())} if isinstance(obj, nn.Module) else {}
+        return obj.state()
+    hidden = left_out | _unsaved_names(obj)
+    kept = {key: value for key, value in getattr(obj, "__dict__", {}).items() if key not in hidden}
+    state = {key: dict(value) if isinstance(value, dict) else value for key, value in kept.items()}
+    state |= {key: by.take(kept[key]) for key, by in _conversions(obj).items() if by is not None and key in kept}
+    return state | ({"state_dict": dict(obj.state_dict())} if isinstance(obj, nn.Module) else {})
+
+
+def check_state(obj: Any, state: Any) -> None:
+    """Raise StateError if the ``state`` of an object contains values that can't be saved."""
+    name = type(obj).__name__
     try:
-        encode(state, path)
+        encode(state, f"{name}.state()" if hasattr(type(obj), "load_state") else name)
     except StateError as error:
         raise StateError(
             f"{error}: a state holds JSON types, tensors, and lists, tuples, sets and dicts of these. Give {name} a "
             f"state() and a load_state(state) of these, or register_state({name}, attribute=Conversion(…))"
         ) from None
-    return state
 
 
 def load_state_of(obj: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:

@@ -269,8 +269,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         refuse_untrained(strategy)
         # A warning, no error: fixed weights (lr=0) under a learning mask or head are a method of their own.
         self.notice("unmoved", task_faults.unchanged_warning(training.before.values, model, training.task))
-        adjuster = training.adjuster
-        frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}
+        frozen = training.adjuster.frozen_entries() if self.rule.space == "update" else {}
         keep = {}
         for name, reads in model.entries_of(training.task).items():
             inside = name.removeprefix("backbone.")

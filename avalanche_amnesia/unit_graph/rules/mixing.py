@@ -34,8 +34,7 @@ def reduction(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> 
         return walk.conservative(node)
     if 0 in dims and len(x.shape) == 2:
         raise Unsupported("it mixes the samples of a batch", "leave the first dimension alone")
-    ids = walk.draft.sets.union_along(x.ids, dims, keepdim=len(result.shape) == len(x.shape))
-    return x.like(ids)
+    return x.like(walk.draft.sets.union_along(x.ids, dims, keepdim=len(result.shape) == len(x.shape)))
 
 
 @rule(A.cumsum)

@@ -41,8 +41,7 @@ def move_entries(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     """Trace an operation that only moves entries, e.g. a reshape, by applying it to the tensor of unit-set ids."""
     if node.target is A.view.dtype:
         raise Unsupported(f"view({args[1]}) reads the bits of numbers as another type", "convert them: x.to(dtype)")
-    known = leaves((args, options))
-    operands = [leaf for leaf in known if isinstance(leaf, (Value, ParameterValue))]
+    operands = [leaf for leaf in leaves((args, options)) if isinstance(leaf, (Value, ParameterValue))]
     if len(operands) > 1 or operands[0] is not args[0]:
         return _without_rule(walk, node, args, options)  # a value determines which entries are moved
     # Numbers of sets or entries may lie in memory in another way than the values: reshape, not view.
@@ -132,8 +131,7 @@ def concatenate_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], di
             at = (torch.arange(result.shape[along]) - start).clamp(0, size - 1)
             operands.append(part.move_entries(partial(torch.index_select, dim=along, index=at)))
         start += size
-    parts = tuple(part for operand in operands for part in operand.parts)
-    return ParameterValue(result.shape, parts)
+    return ParameterValue(result.shape, tuple(part for operand in operands for part in operand.parts))
 
 
 @rule(A.pad, A.constant_pad_nd, zeros=True)

@@ -108,8 +108,7 @@ def unknown_state(strategy: Strategy, objects: Iterable[object]) -> UnknownState
     with register_all(strategy.model) as model:
         others += [*model.modules(), *model.parameters(), *model.buffers()]
     known: dict[int, object] = {id(each): each for each in others}
-    names = [(obj, learned_state(obj, known)) for obj in objects]
-    return [(obj, name) for obj, name in names if name is not None]
+    return [(obj, name) for obj in objects if (name := learned_state(obj, known)) is not None]
 
 
 def refuse_unknown_state(unknown: UnknownState) -> None:
