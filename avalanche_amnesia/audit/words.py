@@ -116,7 +116,7 @@ def _proof_rows(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
     proof = record.proof
     if proof is not None:
         which = tasks_in_words(proof.tasks) if proof.tasks else "a new model"
-        where = "" if record.proved or proof.apart else ", in a process that knew them,"
+        where = "" if record.proved or proof.apart else ", in a process that knew them (amnesia prove starts another),"
         text = f"{which} trained without these data{where} gave the same bits in all of {len(proof.hashes)} tensors"
         yield ("claim", f"{PROVED}: {text}") if record.proved else ("proof", text)
 
