@@ -21,6 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -107,11 +108,12 @@ def whole_runs(options: argparse.Namespace) -> None:
     """Measure whole runs (option ``--whole``), and write the results as JSON and as a Markdown table."""
     found: dict[str, Any] = {"about": about()}
     text = ["# Whole runs beside a plain PyTorch loop", "", inspect.cleandoc(whole.__doc__ or ""), ""]
-    for tasks in options.tasks:
+    for name, tasks in product(options.network, options.tasks):
         methods = options.only or whole.METHODS
-        rows = whole.measure_whole_runs(methods, tasks, options.optimizer, options.rounds, options.root)
-        found[f"{tasks} tasks"] = rows
-        text.append(whole.table(tasks, rows))
+        rows = whole.measure_whole_runs(name, methods, tasks, options.optimizer, options.rounds, options.root)
+        title = f"{tasks} tasks" if name == "mlp" else f"{name}, {tasks} tasks"
+        found[title] = rows
+        text.append(whole.table(title, rows))
         (options.out / "whole.json").write_text(json.dumps(found, indent=1) + "\n")
         (options.out / "whole.md").write_text("\n".join(text))
 

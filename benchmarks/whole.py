@@ -1,7 +1,8 @@
 """Measure whole runs on a stream of tasks, with data loading, relative to a plain PyTorch loop with as many steps.
 
 An MLP 784-256-256 learns permuted MNIST, 10,000 images per task, for two epochs of 200 mini-batches of 50; without a
-data root, permuted digits in the same number and size.
+data root, permuted digits in the same number and size. Other networks learn permuted digits of 32 × 32 pixels for two
+epochs of 50 mini-batches of 16.
 The plain loop trains the same tasks. Steps of both alternate, :data:`BLOCK` at a time, so that other load on the
 machine affects both. Times are CPU times of one thread. Strategies are built as by a user: the clock wraps the methods
 that call events, not the strategy.
@@ -31,7 +32,8 @@ from benchmarks.measuring import Figure
 from benchmarks.networks import N_CLASSES, NETWORKS, Network, classifier_of, digit_tasks, make_optimizer
 
 METHODS = ("Naive", "HAT", "AdaHAT", "AmnesiacHAT", "AmnesiacHAT, no compensation", "WSN", "DisjointSubnets")
-BATCH, STEPS, EPOCHS = 50, 200, 2
+EPOCHS = 2
+MLP = NETWORKS["mlp"]._replace(input_shape=(1, 28, 28), batch=50, steps=200)
 BLOCK = 10
 """Number of steps of one kind in a row."""
 THIRDS = ("early", "middle", "late")
@@ -45,14 +47,19 @@ OF_LAST = ("end", *PARTS)
 """Measures shown only for the last task, because they grow with the number of tasks."""
 
 
-def stream(root: Path | None, tasks: int) -> Any:
-    """Return permuted MNIST if there is a data root, else permuted digits."""
-    n = BATCH * STEPS
-    if root is not None:
+def sized(name: str) -> Network:
+    """Return a network with the mini-batch size and the number of steps per epoch of whole runs."""
+    return MLP if name == "mlp" else NETWORKS[name]._replace(batch=16, steps=50)
+
+
+def stream(network: Network, root: Path | None, tasks: int) -> Any:
+    """Return permuted MNIST for the MLP if there is a data root, else permuted digits."""
+    n = network.batch * network.steps
+    if root is not None and network == MLP:
         return PermutedMNIST(tasks, n_train=n, n_test=100, root=root)
-    x, y = digit_tasks((1, 28, 28), n, tasks)
+    x, y = digit_tasks(network.input_shape, n, tasks)
     classes = [list(range(N_CLASSES * task, N_CLASSES * (task + 1))) for task in range(tasks)]
-    some = slice(None, None, n // 200)
+    some = slice(None, None, max(1, n // 200))
     return task_benchmark((x, y), (x[some], y[some]), classes)
 
 
@@ -63,7 +70,7 @@ def plain_blocks(network: Network, optimizer_name: str, x: Tensor, y: Tensor) ->
     criterion = nn.CrossEntropyLoss()
     began, taken = time.process_time(), 0
     while True:
-        for index in torch.randperm(len(x)).split(BATCH):
+        for index in torch.randperm(len(x)).split(network.batch):
             optimizer.zero_grad()
             criterion(model(x.index_select(0, index)), y.index_select(0, index)).backward()
             optimizer.step()
@@ -142,7 +149,8 @@ def whole_run(contestant: Contestant, network: Network, optimizer: str, benchmar
     ``run`` and the thirds of a task's steps are ratios to the plain loop; ``start``, ``end`` and their parts are
     times in plain steps.
     """
-    strategy = contestant(network, optimizer, train_mb_size=BATCH, train_epochs=EPOCHS, eval_mb_size=BATCH)
+    sizes = {"train_mb_size": network.batch, "eval_mb_size": network.batch, "train_epochs": EPOCHS}
+    strategy = contestant(network, optimizer, **sizes)
     found: dict[str, list[float]] = {name: [] for name in (*THIRDS, "start", "end", *PARTS)}
     own, of_plain = 0.0, 0.0
     for experience in benchmark.train_stream:
@@ -164,18 +172,20 @@ def whole_run(contestant: Contestant, network: Network, optimizer: str, benchmar
 
 
 def measure_whole_runs(
-    methods: Sequence[str], tasks: int, optimizer: str, rounds: int, root: Path | None
+    name: str, methods: Sequence[str], tasks: int, optimizer: str, rounds: int, root: Path | None
 ) -> list[dict[str, Any]]:
     """Run each method ``rounds`` times on the stream; return a row per method with median and quartiles."""
-    network = NETWORKS["mlp"]._replace(input_shape=(1, 28, 28))
+    network = sized(name)
     runs: dict[str, list[dict[str, list[float]]]] = {method: [] for method in methods}
-    benchmark = stream(root, tasks)
+    benchmark = stream(network, root, tasks)
     for _ in range(rounds):
         for method in methods:
             contestant = disjoint(tasks) if method == "DisjointSubnets" else CONTESTANTS[method]
             runs[method].append(whole_run(contestant, network, optimizer, benchmark))
             print(
-                f"{tasks} tasks, {method}:", {name: round(v[-1], 2) for name, v in runs[method][-1].items()}, flush=True
+                f"{name}, {tasks} tasks, {method}:",
+                {part: round(values[-1], 2) for part, values in runs[method][-1].items()},
+                flush=True,
             )
     return [
         {"method": method, **{name: figure([found[name] for found in of], name) for name in of[0]}}
@@ -188,11 +198,11 @@ def figure(rounds: Sequence[Sequence[float]], name: str) -> Figure:
     return Figure.of([value for values in rounds for value in (values[-1:] if name in OF_LAST else values)])
 
 
-def table(tasks: int, rows: Sequence[dict[str, Any]]) -> str:
+def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
     """Return the results of whole runs as a Markdown table."""
     names = [name for name in rows[0] if name != "method"]
     heads = [f"{name} of the last task" if name in OF_LAST else name for name in names]
-    lines = [f"| {tasks} tasks | {' | '.join(heads)} |", "|---" * (1 + len(names)) + "|"]
+    lines = [f"| {title} | {' | '.join(heads)} |", "|---" * (1 + len(names)) + "|"]
     for row in rows:
         cells = [shown(row[name], whole=name not in ("run", *THIRDS)) for name in names]
         lines.append(f"| {row['method']} | {' | '.join(cells)} |")
