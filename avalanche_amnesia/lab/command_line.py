@@ -168,7 +168,7 @@ def sweep(
     missing = _missing_runs(read_experiment(file, profile, changes), method, scenario, seed, out, store)
     if not missing:
         return 0
-    from avalanche_amnesia.lab.study.building import check_device, check_names
+    from avalanche_amnesia.lab.study.building import build, check_names
 
     check_names(missing)  # before using the cluster
 
@@ -178,7 +178,7 @@ def sweep(
     elif executor == "slurm":
         where = clusters.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
     else:
-        check_device(missing[0].experiment.training)  # remote workers may have other devices
+        build(missing[0], data_root)[1]()  # a fault of all runs; remote workers may have other devices and data
         where = executors.ProcessExecutor(workers, gpus)
     try:
         failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_progress_printer())

@@ -242,7 +242,8 @@ def test_plan_and_sweep_of_a_part_of_an_experiment(file, amnesia, monkeypatch):
     assert re.search(r"\[1/2\] HAT, seed 1: references \(same, full\): \d+ trainings\n", told)
     assert re.search(r"\[2/2\] HAT, seed 1: newest: accuracy .+, (undecided: .+|trace found)\n", told)
     assert "1 runs, 1 done already" in amnesia("sweep", *words)
-    assert "failed: ValueError" in amnesia("sweep", *words[:3], "seed=[1]", "stream.n_tasks=3", status=1)
+    assert "failed: DivergedError" in amnesia("sweep", *words, "methods.HAT.lr=1e30", status=1)
+    assert amnesia("sweep", *words, "network.widths=[]", status=2).startswith("amnesia: network.widths must have one")
 
 
 def test_a_missing_gpu_is_refused_unless_the_workers_of_a_cluster_have_it(file, amnesia, monkeypatch):
