@@ -419,5 +419,5 @@ def run_by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int
         return run(x, single)
     task_labels = _check_labels(task_labels, len(x))
     rows = [(task_labels == label).nonzero()[:, 0] for label in task_labels.unique()]
-    parts = [run(x[of_task], int(task_labels[of_task[0]])) for of_task in rows]
-    return torch.cat(parts)[torch.cat(rows).argsort()]
+    parts = torch.cat([run(x[of_task], int(task_labels[of_task[0]])) for of_task in rows])
+    return parts[torch.cat(rows).argsort()]

@@ -52,8 +52,7 @@ def initial_embedding(
         return torch.randn(n_units, generator=generator)
     if kind == "sparse":
         size = torch.randn(n_units, generator=generator).abs()
-        is_open = torch.rand(n_units, generator=generator, dtype=torch.float64) < 1 / n_tasks
-        return torch.where(is_open, size, -size)
+        return torch.where(torch.rand(n_units, generator=generator, dtype=torch.float64) < 1 / n_tasks, size, -size)
     low, high = {"uniform": (-1.0, 1.0), "positive": (0.0, 1.0), "negative": (-1.0, 0.0), "open": (1.0, 1.01)}[kind]
     return torch.rand(n_units, generator=generator) * (high - low) + low
 
@@ -85,8 +84,7 @@ class SparsityRegulariser:
     def gradient(self, gate: Tensor) -> Tensor:
         """Return this regulariser's gradient, ``λ·∂R/∂a``, ``(n_units,)``, at a soft mask ``a``, ``(n_units,)``."""
         if self.mode == "quota":
-            above = (self.layer_sparsity(gate) > self.quota).float()
-            return self.weight * (above @ self._free_share_by_layer)
+            return self.weight * ((self.layer_sparsity(gate) > self.quota).float() @ self._free_share_by_layer)
         return self._slope
 
     def layer_sparsity(self, gate: Tensor) -> Tensor:

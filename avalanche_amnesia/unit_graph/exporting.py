@@ -191,8 +191,7 @@ def _copied_sizes() -> Iterator[None]:
 
 def _is_plain(node: fx.Node) -> bool:
     """Return True unless a node calls a function of functorch (from ``torch.vmap``), which is no ATen operation."""
-    target = node.target
-    return node.op != "call_function" or "_functorch" not in (getattr(target, "__module__", None) or "")
+    return node.op != "call_function" or "_functorch" not in (getattr(node.target, "__module__", None) or "")
 
 
 def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]]) -> Exported:

@@ -119,8 +119,7 @@ def single_buffers(policy: Any) -> list[Any]:
 @register_purger(ReplayPlugin)
 def purge_replay(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Remove the unlearned tasks' samples from the storage policy (replay buffer) of a ReplayPlugin."""
-    removed = purge_policy(plugin.storage_policy, set(context.tasks), change)
-    return f"Replay: {removed} samples of the tasks dropped"
+    return f"Replay: {purge_policy(plugin.storage_policy, set(context.tasks), change)} samples of the tasks dropped"
 
 
 @register_purger(DER, ER_ACE, ER_AML)
