@@ -189,8 +189,7 @@ class ReferenceMetric(ProbingMetric):
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """Return the metric values of the main model and of the retrained models, then the values derived from them."""
         if self.references is not None:
-            plugin = require_unlearning(strategy)
-            self._active_references = self.references.of(plugin)
+            self._active_references = self.references.of(require_unlearning(strategy))
             prove_last_record(strategy, self.references)
         main, read, results = strategy.model, {}, []
         for suffix, model in self.models(main, remaining):

@@ -19,6 +19,8 @@ def to_type(kind: Any, value: Any, path: str = "") -> Any:
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
     ``Annotated[int, 1]`` allows integers of at least 1. Classes that JSON has no values for allow any value.
     """
+    if type(value) is kind:  # as most values of records
+        return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated and arguments[0] is int:
         return checks.whole_number(path, value, arguments[1])

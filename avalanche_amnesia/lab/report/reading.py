@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ _ACCURACY = "Top1_Acc_Exp"
 _COST = ("SecondsToUnlearn/eval_phase/test_stream", "SecondsToRetrain/eval_phase/test_stream")
 _NAME = re.compile(r"(?P<name>(?!.*/train_(phase|stream)).+?)(/eval_phase/\w+)?(/Task(?P<task>\d+))?(/Exp\d+)?")
 """Logged name of an evaluation metric; the parts for phase, stream and experience are ignored."""
+_parse = lru_cache(10_000)(_NAME.fullmatch)  # all runs of a study log the same names
 _LEAST, _MOST = 1e-9, 1e18
 _AXES = (ITERATION, TASK, EVENT)
 _LISTED = re.compile(r"\d+(, \d+)*")
@@ -280,7 +282,7 @@ class _Reader:
         if row[EVENT] != self._event:  # drop metrics from before the event: their task may be unlearned now
             self._numbers, self._event = {}, row[EVENT]
         for key, value in row.items():
-            if is_number(value) and key not in _AXES and (found := _NAME.fullmatch(key)):
+            if is_number(value) and key not in _AXES and (found := _parse(key)):
                 task = None if found["task"] is None else int(found["task"])
                 self._numbers.setdefault(found["name"], {})[task] = value
         if self._capacity_before is None:

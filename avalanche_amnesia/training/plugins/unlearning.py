@@ -311,8 +311,7 @@ class UnlearningPlugin(Plugin):
                 self._carry_out(strategy, request, single_task(strategy.experience))
             self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
-            forgotten = sum(strategy.mbatch[-1] == removed for removed in self._forgotten_in_task)
-            keep = (forgotten == 0).nonzero()[:, 0]
+            keep = (sum(strategy.mbatch[-1] == removed for removed in self._forgotten_in_task) == 0).nonzero()[:, 0]
             if len(keep) < len(strategy.mbatch[-1]):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
