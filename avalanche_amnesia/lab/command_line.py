@@ -127,11 +127,11 @@ def run(
         return
     if differs := differences(cell, folder):
         _print(f"replaces the run in {folder}, which has other settings: {', '.join(differs)}")
+    _check_data(cell, data_root)
     _print(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
 
-    done = run_cell(cell, folder, store, data_root, _print)
-    _print(f"{_run_summary(done)}\n{folder}")
+    _print(f"{_run_summary(run_cell(cell, folder, store, data_root, _print))}\n{folder}")
 
 
 def sweep(
@@ -168,6 +168,8 @@ def sweep(
     missing = _missing_runs(read_experiment(file, profile, changes), method, scenario, seed, out, store)
     if not missing:
         return 0
+    if executor == "process":  # a cluster's workers may have other data
+        _check_data(missing[0], data_root)
     from avalanche_amnesia.lab.study.building import build, check_names
 
     check_names(missing)  # before using the cluster
@@ -373,6 +375,8 @@ def plan(
     from avalanche_amnesia.lab.study.experiment import read_experiment
 
     missing = _missing_runs(read_experiment(file, profile, changes), method, scenario, seed, out, store)
+    if missing:
+        _check_data(missing[0], data_root)
     from avalanche_amnesia.lab.study.sweep import plan_sweep
 
     _print(str(plan_sweep(missing, runs.RunStore(store), data_root)))
@@ -396,8 +400,7 @@ def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None
     before = len(kept.nodes())
     n_bytes = int(float(size[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}[size[2]])
     freed = kept.prune(None if keep is None else n_bytes, tasks=task or ())
-    gone = before - len(kept.nodes())
-    _print(f"{gone} of {before} states deleted, {freed:,} bytes freed, {kept.nbytes():,} left")
+    _print(f"{before - len(kept.nodes())} of {before} states deleted, {freed:,} bytes freed, {kept.nbytes():,} left")
 
 
 def sync(folders: list[Path], *, project: str | None = None, mode: Literal["online", "offline"] | None = None) -> int:
@@ -423,8 +426,7 @@ def list_() -> None:
     kinds = {kind: getattr(settings, kind.upper()) for kind in ("methods", "streams", "networks", "scenarios")}
     kinds["metrics"] = metrics
     for kind, names in kinds.items():
-        own = "" if kind == "metrics" else ", or MODULE:NAME of your own"
-        _print(f"{kind}{own}")
+        _print(kind + ("" if kind == "metrics" else ", or MODULE:NAME of your own"))
         width = max(map(len, names))
         for name, line in names.items():
             _print(f"  {name:{width}}  {line}")
@@ -635,6 +637,14 @@ def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: P
     beside = "; their references come first" if missing else ""
     _print(f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already{beside}")
     return missing
+
+
+def _check_data(cell: Any, data_root: Path | None) -> None:
+    """Raise ValueError, before the seconds of importing torch, if a built-in stream lacks its data root."""
+    stream = cell.experiment.stream
+    needs = ":" not in stream.name and any(map(stream.name.endswith, settings.DATA_SETS.keys() - {"digits"}))
+    if needs and not (data_root or os.environ.get("AMNESIA_DATA") or "root" in stream.options):
+        raise ValueError(f"{stream.name} needs a data root: --data-root FOLDER, or AMNESIA_DATA; amnesia data lists it")
 
 
 def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None, key: bytes | None) -> None:

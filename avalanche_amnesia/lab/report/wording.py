@@ -19,8 +19,7 @@ def percent(value: float) -> str:
 def points(value: float) -> str:
     """Format a difference of fractions in percentage points: ``+0.7 points``."""
     rounded = round(100 * value, 1)
-    sign = "−" if rounded < 0 else "+"
-    return f"{sign}{abs(rounded):.1f}{_SPACE}points" if rounded else f"0.0{_SPACE}points"
+    return f"{'−' if rounded < 0 else '+'}{abs(rounded):.1f}{_SPACE}points" if rounded else f"0.0{_SPACE}points"
 
 
 def times(value: float) -> str:

@@ -39,8 +39,7 @@ class ReferenceWorkers:
         """Start training one reference model per (variant, tasks in training order) in ``paths``, in this order."""
         names = ("make_strategy", "benchmark", "train_options", "store")
         file = Path(self._folder.name) / "references"
-        arguments = {name: getattr(references, name) for name in names}
-        file.write_bytes(cloudpickle.dumps((arguments, TRAINED_DATA)))  # written once
+        file.write_bytes(cloudpickle.dumps(({name: getattr(references, name) for name in names}, TRAINED_DATA)))
         executor = worker_processes(self._n)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(file), settings, *path) for path in paths]

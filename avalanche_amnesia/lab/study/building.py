@@ -68,8 +68,7 @@ def make_stream(settings: kinds.StreamSettings, seed: int, root: str | Path | No
     """Build the benchmark of an experiment, without unlearning requests."""
     sizes = {"n_train": settings.n_train, "n_test": settings.n_test}
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
-    root = root or os.environ.get(ENVIRONMENT)
-    offered = {"n_tasks": settings.n_tasks, "seed": seed, "root": root}
+    offered = {"n_tasks": settings.n_tasks, "seed": seed, "root": root or os.environ.get(ENVIRONMENT)}
     stream: CLScenario = _call(get_maker(settings.name, "stream.name"), given, offered, settings.name)
     if not hasattr(stream, "train_stream"):
         raise TypeError(f"{settings.name} returned {stream!r}, no benchmark: return what task_benchmark returns")
@@ -275,12 +274,6 @@ def _make_strategy(kind: type, settings: kinds.MethodSettings, model: nn.Module,
     return kind(**given)
 
 
-def check_device(settings: kinds.TrainingSettings) -> None:
-    """Raise ValueError if torch cannot use the device."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("training.device=cuda: torch finds no GPU here; say training.device=cpu")
-
-
 def check_names(cells: Iterable[kinds.Cell]) -> None:
     """Raise an error for an unknown name in the settings of any run, so that no run starts with unknown names."""
     for cell in cells:
@@ -295,7 +288,8 @@ def check_names(cells: Iterable[kinds.Cell]) -> None:
 def build(cell: kinds.Cell, root: str | Path | None = None) -> tuple[CLScenario, Maker]:
     """Build a run's benchmark, with its requests to unlearn, and return it and a function that builds strategies."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
-    check_device(experiment.training)
+    if experiment.training.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("training.device=cuda: torch finds no GPU here; say training.device=cpu")
     stream = make_stream(experiment.stream, cell.seed, root)
     scenario = make_scenario(experiment.scenarios[cell.scenario], len(stream.train_stream))
     benchmark = scenario.on(stream)

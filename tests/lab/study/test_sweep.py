@@ -334,6 +334,10 @@ def test_data_sets_are_listed_and_downloaded_by_torchvision(tmp_path, data_root,
     assert asked == [(str(tmp_path / "new"), True)]
     monkeypatch.delenv("AMNESIA_DATA", raising=False)
     assert "no data root" in amnesia("data")
+    (tmp_path / "mnist.yaml").write_text(json.dumps(asdict(TINY) | {"stream": {"name": "SplitMNIST"}}))
+    for command in ("run", "plan", "sweep"):
+        words = [command, str(tmp_path / "mnist.yaml"), "--out", str(tmp_path / "a"), "--store", str(tmp_path / "b")]
+        assert "SplitMNIST needs a data root: --data-root FOLDER" in amnesia(*words, status=2)
     for words, told in (
         (["--download", "CIFAR1000"], "did you mean 'CIFAR100'?"),
         (["--download", "MNIST"], "needs a data root"),
