@@ -116,8 +116,9 @@ def _proof_rows(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
     proof = record.proof
     if proof is not None:
         which = tasks_in_words(proof.tasks) if proof.tasks else "a new model"
-        where = "" if record.proved or proof.apart else ", in a process that knew them (amnesia prove starts another),"
-        text = f"{which} trained without these data{where} gave the same bits in all of {len(proof.hashes)} tensors"
+        known = record.plan.claim == "conditional" and not proof.apart
+        text = f"{which} trained without these data gave the same bits in all of {len(proof.hashes)} tensors"
+        text += "; the claim stays, as this process had known these data" if known else ""
         yield ("claim", f"{PROVED}: {text}") if record.proved else ("proof", text)
 
 

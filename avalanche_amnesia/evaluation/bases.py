@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import ProofError
-from avalanche_amnesia.audit.words import tasks_in_words
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.benchmarks.stream_labels import labelled_stream
 from avalanche_amnesia.evaluation.probes import Probe, ProbeKind, copy_probe, features_of
@@ -108,9 +107,6 @@ class ProbingMetric(CallbackMetric, ABC):
         assert plugin.current is not None
         for task in plugin.current.tasks:
             self.probes.pop(task, None)
-        if plugin.keep_probes > plugin.keeps_probes and plugin.current.task is None:
-            kept = f"metrics keep no mask or head of {tasks_in_words(plugin.current.tasks)}"
-            warnings.warn(f"{kept}; some give no number: unlearn(…, keep_probes=True) keeps copies", stacklevel=2)
         self._copies = {task: copy_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
 
     def after_unlearning(self, strategy: Strategy) -> None:

@@ -125,9 +125,9 @@ def run(
     if is_done(cell, folder):
         _print(f"there already, with these settings: {folder}")
         return
+    _check_data(cell, data_root)
     if differs := differences(cell, folder):
         _print(f"replaces the run in {folder}, which has other settings: {', '.join(differs)}")
-    _check_data(cell, data_root)
     _print(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
 
@@ -170,7 +170,7 @@ def sweep(
         return 0
     if executor == "process":  # a cluster's workers may have other data
         _check_data(missing[0], data_root)
-    from avalanche_amnesia.lab.study.building import build, check_names
+    from avalanche_amnesia.lab.study.building import build, check_names, make_network
 
     check_names(missing)  # before using the cluster
 
@@ -180,7 +180,8 @@ def sweep(
     elif executor == "slurm":
         where = clusters.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
     else:
-        build(missing[0], data_root)[1]()  # a fault of all runs; remote workers may have other devices and data
+        first = build(missing[0], data_root)[0].train_stream[0]  # a fault here is one of all runs
+        make_network(missing[0].experiment.network, first.dataset[0][0])
         where = executors.ProcessExecutor(workers, gpus)
     try:
         failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_progress_printer())
@@ -641,10 +642,11 @@ def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: P
 
 def _check_data(cell: Any, data_root: Path | None) -> None:
     """Raise ValueError, before the seconds of importing torch, if a built-in stream lacks its data root."""
-    stream = cell.experiment.stream
-    needs = ":" not in stream.name and any(map(stream.name.endswith, settings.DATA_SETS.keys() - {"digits"}))
-    if needs and not (data_root or os.environ.get("AMNESIA_DATA") or "root" in stream.options):
-        raise ValueError(f"{stream.name} needs a data root: --data-root FOLDER, or AMNESIA_DATA; amnesia data lists it")
+    name, options = cell.experiment.stream.name, cell.experiment.stream.options
+    needed = max((each for each in settings.DATA_SETS if name.endswith(each)), key=len, default=None)
+    if needed and ":" not in name and not (data_root or os.environ.get("AMNESIA_DATA") or "root" in options):
+        fill = f"amnesia data --data-root FOLDER --download {needed} fills it"
+        raise ValueError(f"{name} needs a data root: --data-root FOLDER, or AMNESIA_DATA; {fill}")
 
 
 def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None, key: bytes | None) -> None:

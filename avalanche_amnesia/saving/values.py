@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Made = TypeVar("Made")
 
@@ -40,7 +40,7 @@ def has_type(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     outer, inner = _parts(kind)
-    if outer is UnionType:
+    if outer in (Union, UnionType):  # equal keys of the cache
         return any(has_type(value, option) for option in inner)
     if not isinstance(value, outer):
         return False

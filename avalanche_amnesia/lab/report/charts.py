@@ -62,8 +62,7 @@ class LineChart:
     @property
     def ticks(self) -> Sequence[tuple[float, int]]:
         """Return (position in per cent, task) for at most 15 ticks on the horizontal axis."""
-        step = math.ceil(len(self.after) / 15)
-        return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
+        return [(self.x(at), task) for at, task in enumerate(self.after) if at % math.ceil(len(self.after) / 15) == 0]
 
     def x(self, index: int) -> float:
         """Return the horizontal position of the ``index``-th task of the stream, in per cent of the chart's width."""

@@ -56,5 +56,4 @@ def plan_paths(paths: Iterable[Sequence[str]], store: RunStore, further: int = 0
     there = sum(map(store.has, set(keys)))
     left = len(set(keys)) - there + further
     trained = [node.seconds for node in store.nodes() if node.step.startswith("train")]
-    seconds = left * fmean(trained) if trained else (None if left else 0.0)
-    return RunPlan(len(keys) + further, there, left, seconds)
+    return RunPlan(len(keys) + further, there, left, left * fmean(trained) if trained else (None if left else 0.0))
