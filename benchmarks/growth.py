@@ -4,24 +4,25 @@
                                 [--network mlp resnet18] [--out DIR]
 
 Permuted digits, few samples per task, on an MLP 784-256-256 (``heads``: with counterfactual heads; ``small``: MLP
-16-8-8, with ten times as many tasks). There is one table row for some of the tasks. Its times are CPU times of one
-thread, as multiples of a plain PyTorch step, which runs before every step of the task. Repeated measures are medians.
+16-8-8, with ten times as many tasks). Each row is a task; most tasks have none. Times are CPU times of one thread, as
+multiples of a plain PyTorch step, which runs before every step of the task. Repeated measures are medians.
 
     plain     milliseconds of a plain step with a mini-batch of 64 samples
     start     from the call of `strategy.train` to the first mini-batch
     step      training step, relative to the plain step before it
     end       from the last step to the return of `strategy.train`
     eval      `strategy.eval` of the first task
-    plan      `strategy.plan_unlearning` of the last task, and of the first task
-    unlearn   `strategy.unlearn` of the last task; an error at its end restores the task for the next round
-    save      `save_state` into a folder that holds the state before the task
-    load      `load_state` of that state into another strategy
-    disk      KiB that the task added to the saved state
     model     KiB that the task added to the model's `state_dict`
     log       KiB that the task added to the trajectory
+    save      `save_state` into a folder that holds the state before the task
+    disk      KiB that the task added to the saved state
+    load      `load_state` of that state into another strategy
+    plan      `strategy.plan_unlearning` of this task (last), and of the first task
+    unlearn   `strategy.unlearn` of this task; a plugin fails at its end, which restores the task for the next round
 
-A second table has CPU milliseconds for several networks after a few tasks of two mini-batches: the first unlearning in
-a process; later ones; the two passes over the model in each unlearning that look for changed tensors; a plain step.
+A second table has CPU milliseconds for several networks after three tasks of two mini-batches of random inputs: the
+first unlearning of a strategy; later ones; the two passes over the model in each unlearning that look for changed
+tensors; a plain step.
 """
 
 from __future__ import annotations

@@ -641,7 +641,7 @@ def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: P
 
 
 def _check_data(cell: Any, data_root: Path | None) -> None:
-    """Raise ValueError, before the seconds of importing torch, if a built-in stream lacks its data root."""
+    """Raise ValueError if a built-in stream needs a data root and none is given; torch need not be imported for it."""
     name, options = cell.experiment.stream.name, cell.experiment.stream.options
     needed = max((each for each in settings.DATA_SETS if name.endswith(each)), key=len, default=None)
     if needed and ":" not in name and not (data_root or os.environ.get("AMNESIA_DATA") or "root" in options):

@@ -36,7 +36,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def has_type(value: Any, kind: Any) -> bool:
-    """Return True if a value has the annotated type ``kind`` and, if it is a container, all of its items do."""
+    """Return True if a value (and each item of a container) fits the type hint ``kind``, e.g. ``list[int] | None``."""
     if kind is Any:
         return True
     outer, inner = _parts(kind)

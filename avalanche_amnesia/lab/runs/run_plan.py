@@ -39,7 +39,7 @@ class RunPlan:
 def reference_paths(
     make_strategy: Callable[..., Any], benchmark: Any, store: RunStore, kinds: Iterable[Expected]
 ) -> list[list[str]]:
-    """Return, for each reference model that metrics need, the store's keys of its states in training order."""
+    """Return, without training, the store's keys of each reference model's states, in training order."""
     references, runs = References(make_strategy, benchmark), dict[Expected, StoredRun]()
     references.expect(*kinds)
     paths = []

@@ -103,9 +103,9 @@ def train_references(
 
 
 def jobs_of(cells: Sequence[Cell], out: Path, store: Path, root: Path | None = None) -> list[Job]:
-    """Return the jobs for all runs that have no results yet: trainings of references (retrained models), and the runs.
+    """Return the jobs for an experiment's runs that have no results: for each method and seed, references, then runs.
 
-    For each method and seed, separate jobs train the references of all request scenarios. The runs wait for these jobs.
+    One job trains the references ``same`` and ``full`` of all scenarios, one job those of each noise floor.
     """
     out, store, root = out.absolute(), store.absolute(), None if root is None else root.absolute()
     jobs: list[Job] = []

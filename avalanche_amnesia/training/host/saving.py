@@ -48,7 +48,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
-    """Return a strategy's state between tasks: JSON values, and a dict of the tensors in each file (not copied)."""
+    """Return a strategy's state between tasks: JSON values, and a dict of the tensors (not copied) for each file."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     plugins, metrics = _saved_plugins(strategy), _saved_metrics(strategy)

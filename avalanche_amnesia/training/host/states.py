@@ -128,7 +128,10 @@ def is_saved(obj: Any) -> bool:
 
 
 def state_of(obj: Any, left_out: frozenset[str] = frozenset()) -> Any:
-    """Return the values to save of a plugin, strategy or criterion: its ``state()``, or else its attributes."""
+    """Return what to save of a strategy, plugin, criterion or metric: its ``state()``, or else its attributes.
+
+    Settings, ``left_out`` and names registered as unsaved are omitted; registered conversions are applied.
+    """
     if hasattr(type(obj), "load_state"):
         return obj.state()
     hidden = left_out | _unsaved_names(obj)
