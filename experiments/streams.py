@@ -151,7 +151,7 @@ _FIVE, _TWENTY = published(5).requests, published(20).requests
 _WIDE, _NARROW = _mlp(256, 256), _mlp(256, 100, 64)
 
 STREAMS = {
-    "permuted": Stream(_idx("MNIST"), _permuted, _NARROW, _FIVE),
+    "permuted": Stream(_idx("MNIST"), _permuted, _NARROW, _FIVE, trials=12),
     "permuted 20": Stream(
         _idx("MNIST"),
         _permuted,
@@ -160,6 +160,7 @@ STREAMS = {
         n_tasks=20,
         n_train=2000,
         training={"train_mb_size": 64, "train_epochs": 5},
+        trials=12,
     ),
     "rotated": Stream(
         _idx("MNIST"),
