@@ -172,8 +172,7 @@ NOTES = """`experiments/streams.py` defines the streams, networks, epochs and re
 * **Machines.** Split CIFAR-10 ran on a GPU, except the tests of DisjointSubnets, EWC, Replay and RanPAC, and the seeds
   24 and 25: do not compare the costs of the two groups. Other jobs ran at the same time as Omniglot, as the seeds 24
   and 25 on split CIFAR-10, permuted and permuted 20, and as the trials after the sixth and the tests of their settings
-  on permuted, permuted 20, permuted and split Fashion: these CPU seconds and milliseconds are up to 2.5 times too
-  high."""
+  on permuted, permuted 20 and both Fashion streams: these CPU seconds and milliseconds are up to 2.5 times too high."""
 SHOWN = (
     *("DisjointSubnets", "Independent", "Independent, narrow", "SISA", "CLPU-DER++", "RanPAC", "Nearest class mean"),
     *("WSN", "AmnesiacHAT", "EWC", "Replay"),
