@@ -91,7 +91,8 @@ def next_to_try(
 
     Args:
         tried: tried settings with their accuracies.
-        factors: ``lr`` and the setting's name → factor from the lowest or highest tried value to the next one.
+        factors: ``lr`` and the setting's name → factor from the lowest or highest tried value to the next one; the
+            second step beyond the range of the first six trials uses its square, the third its cube.
         most: highest allowed value of the setting.
     """
     best, known = max(tried, key=lambda one: one[1])[0], [each for each, _ in tried]
@@ -99,10 +100,14 @@ def next_to_try(
     for name, factor in factors.items():
         value = value_of(best, name)
         line = sorted({value_of(each, name) for each in known if with_value(each, name, value) == best})
-        if value == line[-1] and (name == "lr" or value * factor <= most):
-            beside.append((inf, with_value(best, name, value * factor)))
+        first = [value_of(each, name) for each in known[:6] if each.optimizer == best.optimizer]
+        values = {value_of(each, name) for each in known if each.optimizer == best.optimizer}
+        higher = value * factor ** (1 + sum(max(first) < each <= value for each in values))
+        if value == line[-1] and (name == "lr" or higher <= most):
+            beside.append((inf, with_value(best, name, higher)))
         if value == line[0]:
-            beside.append((inf, with_value(best, name, value / factor)))
+            lower = value / factor ** (1 + sum(value <= each < min(first) for each in values))
+            beside.append((inf, with_value(best, name, lower)))
         for low, high in reversed([*pairwise(line)]):
             gap = log(high / low) / log(factor), with_value(best, name, sqrt(low * high))
             (beside if value in (low, high) else elsewhere).append(gap)

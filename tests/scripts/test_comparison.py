@@ -91,6 +91,7 @@ def test_trials_go_beyond_an_end_and_then_into_the_widest_gap():
     search([("Adam", 0.001), ("Adam", 0.002)], ("a", 0.5, 1.6), 1.4, measure, trials=12, most=1.0)
     assert len(tried) == len({str(each) for each in tried}) == 12
     assert max(each.options["a"] for each in tried) == 0.8
+    assert [each.lr for each in tried[4:8]] == [0.004, 0.008, 0.016, 0.064]  # steps grow beyond the first six trials
     found = max(tried, key=lambda each: -abs(log(each.lr / 0.02)) - abs(log(each.options["a"] / 0.9)))
     assert 0.015 < found.lr < 0.027
     assert not comparison.at_an_end(found, tried, METHODS["WSN"])
@@ -113,11 +114,11 @@ def test_the_script_writes_every_row_once(stream, tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         call("--test", 21)
     assert "no settings of AmnesiacHAT on 'digits' were tried" in capsys.readouterr().err
-    assert len(call("--validation", 101)) == 12
+    assert len(call("--validation", 101, "--test", 21, "--own-heads")) == 7  # AmnesiacHAT's own heads are fitted ones
+    assert len(call("--validation", 101)) == 19
     rows = call("--test", 21)
     assert rows == call("--test", 21)
-    assert len(call("--validation", 101, "--test", 21, "--own-heads")) == 21  # AmnesiacHAT's own heads are fitted ones
-    mine, exact = rows_tested(rows)
+    mine, exact = rows_tested(rows, fitted=True)
     assert set(exact["claims"]) <= comparison.BY_CONSTRUCTION
     assert exact["jsd"] == {"unlearned": 0.0, "order": 0.0}
     assert exact["linear"]["unlearned"] == exact["linear"]["same"]
