@@ -153,7 +153,7 @@ def measured(output: Path, what: Row, run: Callable[[], Row], table: Callable[[l
         row = what | run()
         print(row, flush=True)
         rows = [*rows_of(output), row]  # read again, because another process may have added rows
-        output.write_text(json.dumps(rows, indent=1) + "\n")
+        output.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")  # a line per row
         output.with_suffix(".md").write_text(table(rows))
     return row
 
