@@ -96,6 +96,8 @@ def test_trials_go_beyond_an_end_and_then_into_the_widest_gap():
     assert 0.015 < found.lr < 0.027
     assert not comparison.at_an_end(found, tried, METHODS["WSN"])
     assert comparison.at_an_end(tried[1], tried[:4], METHODS["WSN"])
+    between = Settings("Adam", 0.0015, {"a": 0.5})  # both neighbours of .5 were tried at another learning rate
+    assert not comparison.at_an_end(between, [*tried[:4], between], METHODS["WSN"])
 
 
 def test_a_diverged_training_counts_as_a_trial(stream):
