@@ -162,8 +162,8 @@ NOTES = """`experiments/streams.py` defines the streams, networks, epochs and re
   *a share per task* knows only the number of tasks. HAT and AdaHAT ignore requests. *Exact*: every record of the
   method claims it, or the method only keeps sums or networks of single tasks.
 * **Accuracy** in per cent: mean ± standard deviation over the seeds 21 to 25 ({five}; own heads, too). The learning
-  rate that LwF chose on permuted 20 leaves the features as they were drawn, so its heads read random features. With
-  their own heads, the settings of EWC on permuted fashion and of CLPU-DER++ on glyphs diverge on some test seeds.
+  rate that LwF chose on permuted 20 is so low that the features stay close to their random initial values. With their
+  own heads, the settings of EWC on permuted fashion and of CLPU-DER++ on glyphs diverge on some test seeds.
 * **Streams.** *Glyphs* (`experiments/glyphs.py`): 60 printed characters in 12 tasks; the fonts of the test images and
   of the training images belong to different families. *Omniglot*: the drawings of its two small sets, each once.
 * **Missing.** Variants on glyphs, split CIFAR-10 and Omniglot; own heads on the last two, and of methods with masks and
