@@ -15,13 +15,16 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+import loky
 import shtab
 
 from avalanche_amnesia import __version__, training
@@ -72,12 +75,14 @@ def demo(
         store: keep references in this folder, to continue after an interruption
     """
     _check_writable({"--out": out, "--store": store})
-    _print(
-        f"{'digits' if data_root is None else 'MNIST'}, learned task by task by four methods, and forgotten on request"
-    )
-    from avalanche_amnesia.lab.study.demo import run_demo
+    images = "digits" if data_root is None else "MNIST"
+    _print(f"{images}, learned task by task by four methods, and forgotten on request")
+    spare_cores = loky.cpu_count() - 1 or 1
+    with tempfile.TemporaryDirectory() as place, closing(executors.ProcessExecutor(spare_cores)) as helper:
+        helper.submit(import_module, "avalanche_amnesia.lab.study.sweep")  # while this process imports it, too
+        from avalanche_amnesia.lab.study.demo import run_demo
 
-    run_demo(out, _print, data_root=data_root, seed=seed, epochs=epochs, store=store)
+        run_demo(out, _print, helper, store or Path(place), data_root=data_root, seed=seed, epochs=epochs)
 
 
 def run(
@@ -183,10 +188,8 @@ def sweep(
         first = build(missing[0], data_root)[0].train_stream[0]  # a fault here is one of all runs
         make_network(missing[0].experiment.network, first.dataset[0][0])
         where = executors.ProcessExecutor(workers, gpus)
-    try:
+    with closing(where):
         failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_progress_printer())
-    finally:
-        where.close()
     return 1 if failed else 0
 
 
@@ -735,7 +738,6 @@ def _run_summary(run: Any) -> str:
 
     shown = [(COLUMNS[key], COLUMNS[key].get(run.last)) for key in ("remaining", "unlearned", "ratio")]
     words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
-
     return ", ".join([*words, str(verdict_of([run]))])
 
 

@@ -182,7 +182,7 @@ class RunStore:
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Lock a state or the store for a ``with`` block; the lock is also released if the process crashes."""
-        lock = FileLock(self.path / "locks" / name)
+        lock = FileLock(self.path / "locks" / name, poll_interval=0.01)
         with explain_errors(self.path):
             lock.acquire()
         try:

@@ -2,12 +2,11 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
-
-import loky
 
 from avalanche_amnesia.audit.words import tasks_in_words
+from avalanche_amnesia.lab.executors.jobs import Executor
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Entry, Run, spread
@@ -17,7 +16,7 @@ from avalanche_amnesia.lab.report.wording import MISSING, without_unit
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.experiment import cells_of
-from avalanche_amnesia.lab.study.sweep import run_cell
+from avalanche_amnesia.lab.study.sweep import run_cell, train_references
 from avalanche_amnesia.logging.wandb import WandBLogger
 from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.text_table import text_table
@@ -53,13 +52,17 @@ def demo_experiment(on_mnist: bool, seed: int, epochs: int | None) -> settings.E
 def run_demo(
     out: Path,
     say: Callable[[str], None],
+    executor: Executor,
+    store: Path,
     *,
     data_root: str | None = None,
     seed: int = 0,
     epochs: int | None = None,
-    store: Path | None = None,
 ) -> list[Run]:
-    """Run the demo, write its results (report, table, logs) to a folder, and return its runs."""
+    """Run the demo, write its results (report, table, logs) to a folder, and return its runs.
+
+    The executor trains references into the store at the same time.
+    """
     cells = cells_of(experiment := demo_experiment(data_root is not None, seed, epochs))
     build(cells[0], data_root)  # missing data raises before anything is written
     out.mkdir(parents=True, exist_ok=True)
@@ -67,10 +70,12 @@ def run_demo(
     say(f"{experiment.stream.name}, 5 tasks, {experiment.training.epochs} epochs each, seed {seed}")
     say(f"to unlearn: {'; '.join(asked)}")
     runs = []
+    # "same" last: on two cores this process trains these references, and so works as long as the other.
+    for kinds, cell in product((("full", *experiment.floors), ("same",)), cells):
+        executor.submit(train_references, [cell], kinds, store, data_root)
     for cell in cells:
         with WandBLogger(name=cell.method, group="demo", dir=str(out), mode="offline", config={"seed": seed}) as logger:
-            beside: dict[str, Any] = {"progress": say, "loggers": [logger], "workers": loky.cpu_count() - 1}
-            runs.append(run_cell(cell, out / "runs" / cell.method, store, data_root, **beside))
+            runs.append(run_cell(cell, out / "runs" / cell.method, store, data_root, say, [logger]))
     replace_file(out / "report.html", report_page(runs).encode())
     replace_file(out / "results.csv", csv_of(runs))
     say(f"\nAt the end of the stream:\n\n{_final_text(runs)}\n\nEverything lies in {out}:\n{_FILES}")

@@ -63,7 +63,6 @@ def run_cell(
     root: str | Path | None = None,
     progress: Callable[[str], None] = lambda step: None,
     loggers: Sequence[BaseLogger] = (),
-    workers: int = 0,
 ) -> Run:
     """Run one method on one stream with its requests to unlearn; evaluate after every task, and write the results."""
     benchmark, make = build(cell, root)
@@ -71,7 +70,7 @@ def run_cell(
     stream, floors = cell.experiment.stream, cell.experiment.floors
     requests = {e.task_label: [_request_values(r) for r in e.requests] for e in benchmark.train_stream if e.requests}
     settings = all_settings(cell) | {"data": f"{stream.name}, {stream.n_tasks} tasks", "requests": requests}
-    beside: dict[str, Any] = {"loggers": loggers, "progress": progress, "store": kept, "workers": workers}
+    beside: dict[str, Any] = {"loggers": loggers, "progress": progress, "store": kept}
     measure_run(cell.method, make, benchmark, folder, settings=settings, noise_floor=floors, **beside)
     run = read_run(folder)
     replace_file(folder / "results.csv", csv_of([run]))

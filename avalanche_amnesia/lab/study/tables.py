@@ -34,21 +34,14 @@ def read_study(folder: Path) -> list[Run]:
     """Return the finished runs of ``amnesia run`` and ``amnesia sweep`` in a folder."""
     runs = [run for run in read_runs(folder) if run.ended and {"experiment", "scenario"} <= run.settings.keys()]
     if not runs:
-        raise ValueError(
-            f"{folder} holds no results of amnesia run or amnesia sweep: use amnesia report without --tables"
-        )
+        raise ValueError(f"{folder} holds no results of amnesia run or sweep: use amnesia report without --tables")
     return runs
 
 
 def _moment_values(moment: Evaluation) -> dict[str, Any]:
     """Return an evaluation's tasks, accuracies and metrics as plain values, for JSON."""
-    return {
-        "task": moment.task,
-        "remaining": moment.remaining,
-        "unlearned": moment.unlearned,
-        "accuracy": moment.accuracy,
-        "measures": {key: measure.get(moment) for key, measure in MEASURES.items()},
-    }
+    values = {name: getattr(moment, name) for name in ("task", "remaining", "unlearned", "accuracy")}
+    return values | {"measures": {key: measure.get(moment) for key, measure in MEASURES.items()}}
 
 
 def _experiment_name(run: Run) -> str:

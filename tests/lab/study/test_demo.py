@@ -4,10 +4,10 @@ import re
 from functools import partial
 from unittest import mock
 
-import loky
 import pytest
 from support.wandb_files import read_offline_run
 
+from avalanche_amnesia.lab import executors
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.lab.report.measures import MEASURES
 from avalanche_amnesia.lab.report.page import report_page
@@ -15,14 +15,15 @@ from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.report.wording import without_unit
+from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study import demo as module
 from avalanche_amnesia.lab.study.demo import REQUESTS, run_demo
 
 
 @pytest.fixture(autouse=True)
-def one_core(monkeypatch):
-    """Train references in this process: importing Avalanche in another takes longer."""
-    monkeypatch.setattr(loky, "cpu_count", lambda: 1)
+def no_process(monkeypatch):
+    """Start no process, because importing Avalanche in it takes longer than these tests."""
+    monkeypatch.setattr(executors, "ProcessExecutor", mock.Mock())
 
 
 FEWER_IMAGES = partial(module.settings.StreamSettings, n_train=200, n_test=100)
@@ -35,13 +36,13 @@ METHODS = {name: method for name, method in module.METHODS.items() if name != "L
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     printed = []
+    store, trainings = tmp_path_factory.mktemp("store"), []
+    helper = mock.Mock(submit=lambda function, *arguments: trainings.append(function(*arguments)))
     fewer_images = mock.patch.object(module.settings, "StreamSettings", FEWER_IMAGES)
-    with (
-        fewer_images,
-        mock.patch.object(module, "METHODS", METHODS),
-        mock.patch.object(loky, "cpu_count", return_value=1),
-    ):
-        runs = run_demo(out, printed.append, epochs=1)
+    with fewer_images, mock.patch.object(module, "METHODS", METHODS):
+        runs = run_demo(out, printed.append, helper, store, epochs=1)
+    # All references are the helper's, but for one of task 0 with planned pools, needed before any unlearning.
+    assert len(RunStore(store).nodes()) == sum(trainings) + 1 == 61
     return out, runs, "\n".join(printed)
 
 
