@@ -81,9 +81,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
             "give it; take a first-order optimizer, such as Adam(model.parameters(), lr=1e-3)"
         )
     if isinstance(optimizer, SparseAdam):
-        raise ValueError(
-            "SparseAdam takes sparse gradients alone: take Adam, and leave sparse=True of embedding layers out"
-        )
+        raise ValueError("SparseAdam takes sparse gradients alone: take Adam, and embedding layers without sparse=True")
     if isinstance(optimizer, Adagrad) and not can_restart(optimizer):
         raise ValueError(
             f"Adagrad of torch {torch.__version__} can't step once its state is emptied: take a newer torch, or Adam"

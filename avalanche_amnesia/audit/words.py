@@ -56,7 +56,7 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
     elif plan.claim == "conditional":
         told.append(
             "It equals, bit for bit, a state that never had any of it, if these depend on nothing but their inputs "
-            f"and the seeded random streams (exact if repeatable): {', '.join(plan.rests_on)}."
+            f"and the seeded random streams (exact if stateless): {', '.join(plan.rests_on)}."
         )
     else:
         told.append("That it equals a state which never had any of it is not proven (approximate): see the reasons.")
@@ -104,7 +104,7 @@ def _claim_rows(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
         removed = data_in_words(plan)
         yield "claim", f"exact: the state {verb} that of a run which never saw {removed}, bit for bit"
     elif plan.claim == "conditional":
-        yield "claim", f"exact if repeatable: the state {verb} that of a run which never saw {data_in_words(plan)} if"
+        yield "claim", f"exact if stateless: the state {verb} that of a run which never saw {data_in_words(plan)} if"
         yield from (("", f"- {part}") for part in plan.rests_on)
         yield "", "depend on nothing but their inputs and the global generators of torch, numpy and random"
     else:

@@ -70,7 +70,7 @@ def with_proof(
     else:
         remedy = "train a new model"
         reason = f"a model trained again without the unlearned data has other bits, first in {differ[0]} of all tasks"
-    remedy = f"make repeatable {', '.join(record.rests_on)}, and train a new model" if record.rests_on else remedy
+    remedy = f"make {', '.join(record.rests_on)} stateless, and train a new model" if record.rests_on else remedy
     plan = replace(record.plan, claim="approximate", reasons=(*record.reasons, reason), rests_on=())
     raise ProofError(
         f"{reason}. The model, its data, code, settings or software have changed since the training, or never gave the "

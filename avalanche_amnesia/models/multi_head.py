@@ -240,9 +240,7 @@ class MultiHeadModel(MultiTaskModule):
         if task not in self.heads:
             if not self.training and task in self._evaluated_untrained:
                 return NoHead(self._evaluated_untrained[task])
-            raise UnknownTaskError(
-                f"task {task} has no head (untrained, or unlearned); only {list(self.tasks)} have one"
-            )
+            raise UnknownTaskError(f"task {task} has no head (untrained or unlearned); {list(self.tasks)} have one")
         return self.heads[task]
 
     def forward(self, x: Tensor, task_labels: int | Tensor | None = None) -> Any:

@@ -236,13 +236,21 @@ def test_a_strategy_of_other_parts_is_refused_by_name_and_unchanged(saved):
         assert bits(strategy.model) == before
 
 
-def test_a_network_of_a_script_is_loaded_by_programs_that_import_it(tmp_path, monkeypatch):
+def test_classes_of_a_script_are_loaded_by_programs_that_import_it(tmp_path, monkeypatch):
     saved, loaded = (STRATEGIES["weight pools"]() for _ in range(2))
+    for strategy in (saved, loaded):
+        strategy.plugins.append(Hears())
     go_on(saved, 0, 1)
+    saved.plugins[-1].told = "task 0"
     saved.save(tmp_path / "state")
-    monkeypatch.setattr(type(loaded.model.backbone), "__module__", "__main__")
+    for kind in (type(loaded.model.backbone), Hears):
+        monkeypatch.setattr(kind, "__module__", "__main__")
     load_state(loaded, tmp_path / "state")
     assert bits(loaded.model) == bits(saved.model)
+    assert loaded.plugins[-1].told == "task 0"
+    monkeypatch.setattr(Hears, "__module__", "elsewhere")
+    with pytest.raises(StateError, match=r"lacks support\.strategies\.Hears and .* has elsewhere\.Hears besides"):
+        load_state(loaded, tmp_path / "state")
 
 
 def test_a_plugin_that_cannot_be_saved_is_named(tmp_path):

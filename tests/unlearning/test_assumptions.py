@@ -516,7 +516,7 @@ def test_a_record_names_the_parts_and_keeps_them_in_json():
     record = learn(pools(train_epochs=1, plugins=[Hears()]), DIGITS.train_stream[:2]).unlearn([1])
     assert (record.claim, record.rests_on) == ("conditional", ("support.strategies.Hears",))
     assert UnlearningRecord.from_json(record.to_json()) == record
-    assert "exact if repeatable" in str(record)
+    assert "exact if stateless" in str(record)
     assert "- support.strategies.Hears" in str(record)
 
 

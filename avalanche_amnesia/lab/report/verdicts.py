@@ -28,7 +28,7 @@ Kind = Literal["exact", "conditional", "clear", "possible", "likely", "trace", "
 
 WORDS: dict[Kind, str] = {
     "exact": "exact",
-    "conditional": "exact if repeatable",
+    "conditional": "exact if stateless",
     "clear": "no trace found",
     "possible": "undecided: a possible trace",
     "likely": "trace likely",
@@ -85,7 +85,7 @@ class Verdict:
     claim: str
     outcomes: Sequence[Outcome]
     rests_on: Sequence[str] = ()
-    """Parts of the user's code that must be repeatable, if the claim is ``conditional``."""
+    """Parts of the user's code that must carry nothing between tasks, if the claim is ``conditional``."""
     notes: str = ""
     """Notes on the runs: requests not obeyed, records missing, or runs that stopped early."""
 
@@ -108,7 +108,7 @@ class Verdict:
         if self.kind in ("exact", "conditional"):
             tested = any(outcome.pairs for outcome in self.outcomes)
             more = f" and {len(self.rests_on) - 3} more" if len(self.rests_on) > 3 else ""
-            rests = f", if these are repeatable: {', '.join(self.rests_on[:3])}{more}," if self.rests_on else ""
+            rests = f", if these are stateless: {', '.join(self.rests_on[:3])}{more}," if self.rests_on else ""
             how = "a retrained model has the same bits," if self._is_proved else f"by construction{rests or ','}"
             return f"{how} and {'no test contradicts it' if tested else 'not tested'}"
         found = [outcome for outcome in self.outcomes if outcome.finding == self.kind]

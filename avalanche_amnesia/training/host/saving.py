@@ -1,6 +1,5 @@
 """Save a strategy between tasks, and load it into a strategy built with the same arguments."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import isfinite
@@ -108,7 +107,7 @@ def load_state_from(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], p
             state = decode(*read(), strategy.device)
             _check_fits(strategy, state, path)
             mine = _saved_plugins(strategy)  # in their saved order; the evaluator keeps its position
-            ordered = [mine.pop([*map(_class_name, mine)].index(name)) for name, _ in state["plugins"]]
+            ordered = [mine.pop([_is_a(name, p) for p in mine].index(True)) for name, _ in state["plugins"]]
             plugins = [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
             strategy.plugins = [mark, *plugins]
             parts = list(_loading_steps(strategy, state))
@@ -138,7 +137,7 @@ def _loading_steps(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tup
     for plugin, (_, held) in zip(_saved_plugins(strategy), state["plugins"], strict=True):
         yield type(plugin).__name__, partial(states.load_state_of, plugin, held, strategy)
     for metric, (name, held) in zip(_saved_metrics(strategy), state["metrics"], strict=False):
-        if _class_name(metric) == name:  # the evaluator may have further metrics now
+        if _is_a(name, metric):  # the evaluator may have further metrics now
             yield type(metric).__name__, partial(states.load_state_of, metric, held, strategy)
 
 
@@ -156,7 +155,7 @@ def _refuse_in_training(strategy: Strategy, doing: str) -> None:
 
 def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> None:
     saved, here = state["strategy"], _class_name(strategy)
-    if saved != here:
+    if not states.same_class(saved, here):
         raise StateError(f"{path} is the state of a {saved}, not of a {here}")
     if state["device"] == "cpu" and strategy.device.type != "cpu":
         raise StateError(f"{path} was saved on the CPU: load it into a strategy with device='cpu'")
@@ -169,16 +168,14 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
             numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (mine, value))
             if not (isfinite(value) if numbers else type(mine) is type(value)):
                 raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {mine!r}")
-    plugins = sorted(name for name, _ in state["plugins"])
-    mine = sorted(map(_class_name, _saved_plugins(strategy)))
-    if plugins != mine:
-        missing = ", ".join((Counter(plugins) - Counter(mine)).elements())
-        further = ", ".join((Counter(mine) - Counter(plugins)).elements())
-        differ = [f"this strategy lacks {missing}"] if missing else []
-        differ += [f"this strategy has {further} besides"] if further else []
-        raise StateError(
-            f"{path} was saved with other plugins: {' and '.join(differ)}; build the strategy with the same ones"
-        )
+    missing, further = list[str](), _saved_plugins(strategy)
+    for name, _ in state["plugins"]:
+        fits = [_is_a(name, plugin) for plugin in further]
+        further.pop(fits.index(True)) if any(fits) else missing.append(name)
+    if missing or further:
+        differ = [f"this strategy lacks {', '.join(sorted(missing))}"] if missing else []
+        differ += [f"this strategy has {', '.join(sorted(map(_class_name, further)))} besides"] if further else []
+        raise StateError(f"{path} was saved with other plugins: {' and '.join(differ)}; build the strategy with these")
     there, ours = dict(_flatten(state["settings"])), dict(_flatten(learning_settings(strategy)))
     if different := [name for name in sorted({*there, *ours}) if there.get(name) != ours.get(name)]:
         listed = ", ".join(f"{name}={there.get(name)!r} (here {ours.get(name)!r})" for name in different)
@@ -193,6 +190,10 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
 
 def _class_name(obj: Any) -> str:
     return f"{type(obj).__module__}.{type(obj).__qualname__}"
+
+
+def _is_a(name: str, obj: Any) -> bool:
+    return states.same_class(name, _class_name(obj))
 
 
 def _flatten(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -43,15 +43,19 @@ _KINDS = {
 }
 
 
+def same_class(ours: str, theirs: str) -> bool:
+    """Return True if two class names are equal, or differ in a script's module, called ``__main__`` while it runs."""
+    (module, _, name), (other, _, its) = ours.rpartition("."), theirs.rpartition(".")
+    return name == its and (module == other or "__main__" in (module, other))
+
+
 def mismatch(model: nn.Module, state: Any) -> str | None:
     """Return why a saved state does not fit a model (class, shape or dtype), or None if it fits."""
     parts, _, _, there = checked(state, **_KINDS)
     tensors = {name: tensor for part in parts for name, tensor in part.items()}
     here = dict(_classes(model))
     for path in sorted({*here, *there}):
-        # While a script runs, its module is called __main__.
-        (ours, _, mine), (theirs, _, its) = (of.get(path, "").rpartition(".") for of in (here, there))
-        if mine != its or (ours != theirs and "__main__" not in (ours, theirs)):
+        if not same_class(here.get(path, ""), there.get(path, "")):
             return f"{path or 'it'} is a {there.get(path)} there, and a {here.get(path)} here"
     for name, value in model.named_parameters():
         held = tensors.get(name, value)

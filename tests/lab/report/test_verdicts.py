@@ -51,7 +51,7 @@ VERDICTS = [
     (EXACT | {"old head": [0.0, 0.0, 0.01]}, POSSIBLE, "against its claim"),
     (EXACT | {"JSD": [-0.015] * 6}, POSSIBLE, "against its claim to be exact, by JSD"),
     ({"claim": "exact", "old head": [0.45]}, TRACE, "against its claim to be exact, by old head"),
-    (EXACT | {"claim": "conditional"}, "exact if repeatable", "by construction, and no test"),
+    (EXACT | {"claim": "conditional"}, "exact if stateless", "by construction, and no test"),
     (EXACT | {"claim": "conditional", "old head": [0.0, 0.0, 0.01]}, POSSIBLE, "against its claim to be exact"),
     (EXACT | {"relapse": None}, "exact", "by construction"),  # the claim depends on no test
     # a task without a value, and a JSD through other masks
@@ -154,7 +154,7 @@ def test_a_conditional_verdict_names_the_parts_of_all_records():
     run = replace(
         run_of(claim="conditional", **EQUAL), records=({"plan": plan | {"reasons": []}, "claim": "conditional"},)
     )
-    assert "if these are repeatable: mine.Data, and no test contradicts it" in verdict_of([run]).why
+    assert "if these are stateless: mine.Data, and no test contradicts it" in verdict_of([run]).why
 
 
 def test_controls_and_stopped_runs_are_named():
