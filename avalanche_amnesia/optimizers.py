@@ -83,9 +83,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
     if isinstance(optimizer, SparseAdam):
         raise ValueError("SparseAdam takes sparse gradients alone: take Adam, and embedding layers without sparse=True")
     if isinstance(optimizer, Adagrad) and not can_restart(optimizer):
-        raise ValueError(
-            f"Adagrad of torch {torch.__version__} can't step once its state is emptied: take a newer torch, or Adam"
-        )
+        raise ValueError(f"Adagrad of torch {torch.__version__} can't start again: take a newer torch, or Adam")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held.isdisjoint(map(id, parameters)):
         raise ValueError(f"{name} has none of the model's parameters: make it from them, {name}(model.parameters(), …)")

@@ -170,9 +170,7 @@ def split_item(item: Any) -> tuple[Any, Any]:
         return item[0], item[1]
     else:
         given = f"a {type(item).__name__}"
-    raise TaskError(
-        f"items must be pairs (x, y), or mappings with the label as one of {', '.join(_LABELS)}; got {given}"
-    )
+    raise TaskError(f"items must be pairs (x, y), or mappings with a label in {', '.join(_LABELS)}; got {given}")
 
 
 def label_name(item: Mapping[str, Any]) -> str | None:

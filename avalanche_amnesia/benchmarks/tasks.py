@@ -150,9 +150,7 @@ def scenario_of(streams: Sequence[EagerCLStream], n_classes: Sequence[int]) -> C
 
 def _checked_classes(task_classes: Sequence[Sequence[int]]) -> list[list[int]]:
     if not isinstance(task_classes, Iterable):
-        raise ValueError(
-            f"task_classes must be a list of classes per task, such as [[0, 1], [2, 3]], got {task_classes!r}"
-        )
+        raise ValueError(f"task_classes must be a list of classes per task, as [[0, 1], [2, 3]], got {task_classes!r}")
     classes = [list(checks.integers(f"task {task}", chosen, "classes")) for task, chosen in enumerate(task_classes)]
     if not classes:
         raise ValueError("task_classes is empty; give one list of classes per task, e.g. [[0, 1], [2, 3]]")

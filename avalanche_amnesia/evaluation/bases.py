@@ -234,9 +234,7 @@ class ComparedMetric(ReferenceMetric):
     def __init__(self, benchmark: Any, references: References | None = None) -> None:
         super().__init__(references)
         if not hasattr(benchmark, "test_stream"):
-            raise TypeError(
-                f"the first argument is the benchmark: {self.helper}(benchmark, references), got {benchmark!r}"
-            )
+            raise TypeError(f"first give the benchmark: {self.helper}(benchmark, references), got {benchmark!r}")
         if references is not None:
             checks.instance("references", references, References, "References(make_strategy, benchmark), or None")
             references.expect("same")
@@ -290,9 +288,7 @@ class FeatureDistance(ReferenceMetric):
         checks.instance("references", references, References, "References(make_strategy, benchmark)")
         checks.one_of("probe", probe, ProbeKind)
         if isinstance(noise_floor, str):
-            raise ValueError(
-                f"noise_floor must be a list of 'order' and 'seed', got {noise_floor!r}: [{noise_floor!r}]"
-            )
+            raise ValueError(f"noise_floor must list 'order' and 'seed', got {noise_floor!r}: [{noise_floor!r}]")
         for floor in noise_floor:
             checks.one_of("noise_floor", floor, Floor)
         checks.one_of("scope", scope, Scope)

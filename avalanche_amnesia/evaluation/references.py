@@ -86,9 +86,7 @@ class References:
         if workers is not None and store is None:
             raise ReferencesError("workers= need a store to share with the run: store=RunStore() or RunStore(path)")
         if store is not None and n_processes() > 1:
-            raise ReferencesError(
-                f"store= is for one process, and here are {n_processes()} that train together: leave it out"
-            )
+            raise ReferencesError(f"store= is for one process, and here are {n_processes()}: leave it out")
         if not hasattr(benchmark, "streams"):
             raise ReferencesError(f"the second argument is the benchmark of the run, got {benchmark!r}")
         self.make_strategy = make_strategy

@@ -51,7 +51,7 @@ class TaskInference:
     def __init__(self, model: MultiHeadModel, rule: InferenceRule = "entropy") -> None:
         if not isinstance(model, MultiHeadModel):
             raise TypeError(
-                f"a task is inferred from heads of tasks: give a MultiHeadModel, not {type(model).__name__}"
+                f"tasks are inferred from heads of tasks: give a MultiHeadModel, not {type(model).__name__}"
             )
         checks.one_of("rule", rule, InferenceRule)
         self.model, self.rule = model, rule

@@ -77,9 +77,7 @@ class AmnesiacHAT(TaskStrategy):
                 f"compensation must be 'counterfactual', 'none' or a plugin (BackupPlugin()), got {compensation!r}"
             )
         if repair is not None and not is_repair(repair):
-            raise TypeError(
-                f"repair must be a plugin that repairs, or None: contrib.repair.RepairPlugin(); got {repair!r}"
-            )
+            raise TypeError(f"repair must be a repairing plugin or None: contrib.repair.RepairPlugin(); got {repair!r}")
         recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(dtype=...)")
         chosen: list[Any] = [compensation if compensation != "none" else None, repair]
         super().__init__(

@@ -53,13 +53,15 @@ def recompute(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Te
     # layer in training mode normalises by its batch, so no later layer depends on an old statistic.
     momenta = [norm.momentum for norm in norms]
     hooks = [norm.register_forward_pre_hook(partial(_use_plain_average, count(1))) for norm in norms]
-    for norm in norms:
-        norm.training = True
-    for x in batches:
-        run(x)
-    for norm, momentum, hook in zip(norms, momenta, hooks, strict=True):
-        norm.momentum, norm.training = momentum, False
-        hook.remove()
+    try:
+        for norm in norms:
+            norm.training = True
+        for x in batches:
+            run(x)
+    finally:
+        for norm, momentum, hook in zip(norms, momenta, hooks, strict=True):
+            norm.momentum, norm.training = momentum, False
+            hook.remove()
 
 
 def _use_plain_average(calls: Iterator[int], norm: Any, inputs: Any) -> None:

@@ -1,5 +1,6 @@
 """Find faults of a task, in its samples, labels and trained weights, and describe them in error messages."""
 
+import warnings
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
-from avalanche_amnesia.benchmarks.data import TensorTask, task_data
+from avalanche_amnesia.benchmarks.data import TensorTask, single_task, task_data
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -205,3 +206,10 @@ def unchanged_warning(before: Mapping[str, Tensor], model: MultiHeadModel, task:
 
 class MaskWarning(RuntimeWarning):
     """Warning that a task was not trained, or its head could not be fitted; each kind is emitted once in a run."""
+
+
+def warn_of_early_stop(plugin: object, strategy: Strategy) -> None:
+    """Warn that a plugin did nothing for a task, because the training stopped before its last epoch."""
+    task, epochs = single_task(strategy.experience), f"{strategy.clock.train_exp_epochs} of {strategy.train_epochs}"
+    text = f"{type(plugin).__name__} did nothing for task {task}, as its training stopped after {epochs} epochs"
+    warnings.warn(f"{text}: leave it out, or what stops trainings", stacklevel=2)

@@ -186,9 +186,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         streams = None
         if eval_streams is not None:
             if not isinstance(eval_streams, Iterable):
-                raise TypeError(
-                    f"eval_streams must be a list of streams, [benchmark.test_stream], got {eval_streams!r}"
-                )
+                raise TypeError(f"eval_streams must be a list, [benchmark.test_stream], got {eval_streams!r}")
             streams = [self._with_labels(arguments.as_list(one, "train(eval_streams=…)")) for one in eval_streams]
         with preserved_rng(), self._full_precision():
             try:

@@ -340,9 +340,7 @@ class Walk:
                 "flatten or average them into (batch, features)",
             )
         if len(result.ids) != EXPORTED_BATCH:
-            raise Unsupported(
-                "the backbone's result has another first dimension than its input", "keep the batch there"
-            )
+            raise Unsupported("the backbone changes the first dimension of its input", "keep the batch there")
         if self.follows_batch(node.all_input_nodes[0], 1):
             raise Unsupported("the number of features depends on the size of the batch", "keep samples apart")
         self._check_axes(node)

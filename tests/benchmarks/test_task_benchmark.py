@@ -123,7 +123,7 @@ def test_reading_labels_does_not_move_the_global_random_stream():
 X, Y = data()
 PAIR, LAZY = (X, Y), TensorDataset(X, Y)
 REFUSED = [  # train data, test data, classes of each task, transforms, words of the message
-    (PAIR, PAIR, 2, None, r"task_classes must be a list of classes per task, such as .*, got 2"),
+    (PAIR, PAIR, 2, None, r"task_classes must be a list of classes per task, as .*, got 2"),
     (PAIR, PAIR, [], None, "task_classes is empty"),
     (PAIR, PAIR, [[0], []], None, "task 1 has no classes"),
     (PAIR, PAIR, [[0, 1], [2, 3, 2]], None, r"task 1 repeats the classes \[2\]"),

@@ -45,7 +45,7 @@ def test_metrics_of_a_comparison_need_references(helper):
 def test_metrics_of_unlearned_tasks_need_the_benchmark(helper):
     assert len(helper(BENCHMARK)) == 1
     for benchmark in (None, [1], make):
-        with pytest.raises(TypeError, match=rf"the first argument is the benchmark: {helper.__name__}\(benchmark"):
+        with pytest.raises(TypeError, match=rf"first give the benchmark: {helper.__name__}\(benchmark"):
             helper(benchmark)
     with pytest.raises(TypeError, match="references must be an object of References, got 'x'"):
         helper(BENCHMARK, "x")

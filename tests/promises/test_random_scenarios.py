@@ -18,19 +18,11 @@ from avalanche_amnesia.unlearning import applying
 from avalanche_amnesia.unlearning.purging import purgers
 
 STEPS = [
-    (Trajectory, "apply"),
-    (Trajectory, "remove"),
-    (MaskedModel, "remove_task"),
-    (TaskLedger, "forget"),
-    (TaskLedger, "check"),
-    (applying, "remove_task_modules"),
-    (applying, "_purge_optimizer"),
-    (applying, "model_hashes"),
-    (ChangedEntries, "remove_from"),
-    (applying, "UnlearningRecord"),
-    (applying, "_update_snapshot"),
-    (CounterfactualPlugin, "compensate"),
-    (purgers._PURGERS, EWCPlugin),
+    *((Trajectory, "apply"), (Trajectory, "remove"), (ChangedEntries, "remove_from")),
+    *((MaskedModel, "remove_task"), (TaskLedger, "forget"), (TaskLedger, "check")),
+    *((applying, "remove_task_modules"), (applying, "_purge_optimizer"), (applying, "model_hashes")),
+    *((applying, "UnlearningRecord"), (applying, "_update_snapshot")),
+    *((CounterfactualPlugin, "compensate"), (purgers._PURGERS, EWCPlugin)),
 ]
 """Owner and name of functions that an unlearning calls, from its check to its record."""
 

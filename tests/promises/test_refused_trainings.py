@@ -245,7 +245,7 @@ OPTIONS = {
     "epochs": ({"epochs": 3}, r"no option 'epochs': it is one of the strategy, AmnesiacHAT\(…, train_epochs=…\)"),
     "workers": ({"num_workers": "a"}, "num_workers must be an int of at least 0, got 'a'"),
     "last": ({"drop_last": 3}, "drop_last must be True or False, got 3"),
-    "streams": ({"eval_streams": 3}, r"eval_streams .* streams, \[benchmark.test_stream\].* got 3"),
+    "streams": ({"eval_streams": 3}, r"eval_streams must be a list, \[benchmark.test_stream\].* got 3"),
     "mistyped": ({"droplast": True}, r"strategy\.train has no option 'droplast'; did you mean"),
     **{
         name: ({name: []}, f"no option '{name}'; did you mean 'eval_streams'")
@@ -315,7 +315,7 @@ FAULTS = {
     ),
     "two trajectories": (masked, refusing(TrajectoryPlugin), ValueError, "has 2 TrajectoryPlugins"),
     "two ledgers": (masked, refusing(UnlearningPlugin), ValueError, "has 2 UnlearningPlugins"),
-    "recorded before committed": (masked, swapped, ValueError, "put HATPlugin in front of TrajectoryPlugin"),
+    "recorded before committed": (masked, swapped, ValueError, "put HATPlugin before TrajectoryPlugin"),
 }
 
 

@@ -17,6 +17,7 @@ from avalanche_amnesia.contrib.baselines import Independent
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.training import AveragedWeights, RandomFeatures, UnlearningPlugin
 from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.norm_statistics import recompute
 
 STREAM = split(1000)
 STEPS = 2 * 13  # two epochs of 200 samples in mini-batches of 16
@@ -58,6 +59,33 @@ def test_frozen_weights_keep_their_bits():
     before = strategy.model.eval()(x, 0)
     strategy.train(STREAM.train_stream[1])
     assert torch.equal(strategy.model.eval()(x, 0), before)
+
+
+def test_weights_that_do_not_move_keep_the_sign_of_a_zero():
+    strategy = averaging(Independent)
+    for parameter in strategy.model.backbone.parameters():
+        parameter.data.zero_().neg_()
+    learn(strategy, STREAM, 1)
+    assert all(bool(parameter.signbit().all()) for parameter in strategy.model.backbone.parameters())
+
+
+def test_a_stopped_training_has_no_mean_and_no_regression_and_warns():
+    stops = Hears(after_training_epoch=lambda s: s.stop_training())
+    strategy = averaging(plugins=[RandomFeatures(50), stops], net=BatchNormedConvNet)
+    with pytest.warns(UserWarning, match=r"did nothing for task 0, as its training stopped after 1 of 2 ep") as told:
+        learn(strategy, STREAM, 1)
+    assert [str(each.message).split()[0] for each in told] == ["AveragedWeights", "RandomFeatures"]
+    assert find_plugin(strategy, AveragedWeights)._statistics is None
+
+
+def test_an_interrupted_pass_leaves_a_norm_as_it_was():
+    def fails(x):
+        raise InjectedError(norm(x))
+
+    norm = torch.nn.BatchNorm1d(3)
+    with pytest.raises(InjectedError):
+        recompute([norm], [torch.rand(4, 3)], fails)
+    assert (norm.momentum, len(norm._forward_pre_hooks)) == (0.1, 0)
 
 
 @pytest.mark.parametrize("kind", [DisjointSubnets, Independent])
@@ -115,6 +143,8 @@ def test_an_interrupted_task_leaves_no_mean(event):
     strategy = averaging(plugins=[(failing := FailsAtEvent(event, times=24 if "iteration" in event else 0))])
     with pytest.raises(InjectedError):
         strategy.train(STREAM.train_stream[0])
+    strategy.abort_training()
+    assert strategy.mbatch is strategy.mb_output is None
     failing.event = ""
     learn(strategy, STREAM, 2)
     assert same_state(state(strategy.model), state(whole.model))

@@ -105,6 +105,7 @@ REFUSED = [
     (lambda: hat(plugins=[SeedingPlugin]), "SeedingPlugin.*which is no plugin"),
     (lambda: hat(criterion=nn.CrossEntropyLoss), "criterion must be a loss .* got <class"),
     (lambda: hat(reset_optimizer="no"), "reset_optimizer must be one of True, False"),
+    (lambda: make(DisjointSubnets, fit_head="layers"), "fit_head must be one of True, False, got 'layers'"),
     (lambda: HAT(model=MLP(64), optimizer=SGD(MLP(64).parameters(), lr=0.1)), "MaskedModel"),
     (lambda: make(WSN, model=masked_mlp()), r"model must be a SubnetModel, got MaskedModel: .* SubnetModel\(backbone"),
     (lambda: PermutedDigits(2, seed=None), "seed must be an int, got None"),

@@ -181,7 +181,7 @@ REFUSED = {
     "map output": (layers(C(1, 2, 3)), r"returns values of shape.*flatten or average"),
     "samples compared": (linears(lambda s, x: s.b(s.a(x)) @ s.a(x).T), "depends on the size of the batch"),
     "mean over samples": (linears(lambda s, x: s.b(s.a(x)) - s.a(x).mean(0)), "samples of a batch"),
-    "concatenated samples": (linears(lambda s, x: s.b(s.a(torch.cat([x, x])))), "another first dimension"),
+    "concatenated samples": (linears(lambda s, x: s.b(s.a(torch.cat([x, x])))), "changes the first dimension"),
     "folded": (parts(folded, a=L(6, 4), d=L(2, 2)), "units and samples lie on one axis.*axis of their own"),
     "sparse gradients": (layers(sparse, nn.Flatten, L(32, 4)), SPARSE, {"input_shape": (8,)}),
     "bits": (linears(lambda s, x: s.b(s.a(x).view(torch.int32).view(torch.float32))), f"'view'.*{BITS}; convert them"),

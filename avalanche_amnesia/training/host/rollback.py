@@ -131,6 +131,7 @@ def restore_snapshot(strategy: Strategy) -> None:
 def abort_training(strategy: Strategy) -> None:
     """Undo an interrupted training: restore the snapshot, call each plugin's ``undo_training``; safe to call again."""
     restore_snapshot(strategy)
+    strategy.mbatch, strategy.mb_output, strategy.loss = None, None, torch.zeros(())  # the task's samples
     for plugin in strategy.plugins:
         if hasattr(plugin, "undo_training"):
             plugin.undo_training(strategy)

@@ -11,6 +11,7 @@ from avalanche_amnesia.benchmarks.data import TaskError, single_task
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.norm_statistics import STATISTICS_BATCHES, TaskStatistics
+from avalanche_amnesia.training.task_faults import warn_of_early_stop
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
@@ -22,7 +23,8 @@ class AveragedWeights(Plugin):
     This happens after the last epoch: before masks are stored, heads are fitted and updates are recorded. Weights that
     do not change keep their bits, so records of unlearnings claim what they claim without the plugin. The running
     statistics of BatchNorm, unless frozen, are computed again from the last 16 mini-batches (HAT: by HAT's own
-    settings). Works with any Avalanche strategy.
+    settings; CLPU-DER++: of temporary tasks). A training that stops before its last epoch gets no mean, and warns.
+    Works with any Avalanche strategy.
 
     Args:
         last: fraction of the task's steps whose weights are averaged, in ``(0, 1]``.
@@ -60,7 +62,7 @@ class AveragedWeights(Plugin):
                 f"AveragedWeights(last={self.last}) needs the number of a task's mini-batches, and "
                 f"{type(strategy.dataloader).__name__} has no __len__: give the loader one"
             ) from error
-        self._skipped = int((1 - self.last) * n_steps + 1e-9)  # (1 - .9) * 10 is just below 1
+        self._skipped = min(int((1 - self.last) * n_steps + 1e-9), n_steps - 1)  # (1 - .9) * 10 is just below 1
         if not isinstance(strategy.model, MaskedModel):  # HATPlugin computes statistics itself, under the final mask
             self._statistics = TaskStatistics(strategy.model, single_task(strategy.experience), STATISTICS_BATCHES)
 
@@ -81,7 +83,7 @@ class AveragedWeights(Plugin):
             self._mean = [p.to(torch.promote_types(p.dtype, torch.float32), copy=True) for p in self._learning]
         self._averaged += 1
         now = [p.to(mean.dtype) for p, mean in zip(self._learning, self._mean, strict=True)]
-        torch._foreach_lerp_(self._mean, now, 1 / self._averaged)  # keeps the bits of entries that do not move
+        torch._foreach_lerp_(self._mean, now, 1 / self._averaged)
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -89,11 +91,17 @@ class AveragedWeights(Plugin):
         if strategy.clock.train_exp_epochs + 1 < strategy.train_epochs or not self._mean:
             return
         for parameter, mean in zip(self._learning, self._mean, strict=True):
-            parameter.copy_(mean)
+            parameter.copy_(torch.where(parameter == mean, parameter, mean))  # a mean of -0.0 is 0.0
         if self._statistics is not None:
             model, labels = strategy.model, torch.tensor([self._statistics.task], device=strategy.device)
             learning = [norm for norm in self._statistics.norms if norm.training]
             self._statistics.recompute(learning, lambda x: avalanche_forward(model, x, labels.expand(len(x))))
+        self._reset()
+
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After a task's training: warn if it stopped before its last epoch, and drop the running mean."""
+        if self._steps:
+            warn_of_early_stop(self, strategy)
         self._reset()
 
 

@@ -12,7 +12,7 @@ from avalanche_amnesia.models.random_features import fitted_ridge, random_featur
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.arguments import check_model
-from avalanche_amnesia.training.task_faults import drawn_positions, samples_at
+from avalanche_amnesia.training.task_faults import drawn_positions, samples_at, warn_of_early_stop
 
 _MOST, _SCALE = 5000, 2.0
 """Number of samples of a regression, and the factor of its scores, best of 2, 5, 10 on validation images of five
@@ -26,7 +26,8 @@ class RandomFeatures(Plugin):
     The features are ``ReLU(z R)``, for the layer norm ``z`` of a flattened input and a fixed random ``R``. The
     regression of one-hot labels needs one pass over up to 5000 of the task's samples, and no other task: claims are as
     without the plugin. Twice its scores are added to the logits. It is removed with the task's head. It helps where
-    such a regression classifies well by itself, as for images of digits and clothes.
+    such a regression classifies well by itself, as for images of digits and clothes. A training that stops before its
+    last epoch gets no regression, and warns.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MultiHeadModel`.
 
@@ -48,6 +49,8 @@ class RandomFeatures(Plugin):
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: check the model, and that inputs are one floating-point tensor."""
         check_model(strategy.model, MultiHeadModel)
+        if strategy.model.additive:
+            raise TypeError(f"{type(strategy).__name__} is such a regression: leave RandomFeatures out of plugins")
         x, _ = self._samples(strategy, 1)
         if not isinstance(x, Tensor) or not x.is_floating_point():
             task, kind = single_task(strategy.experience), x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -69,3 +72,8 @@ class RandomFeatures(Plugin):
         if not bool(ridge.isfinite().all()):
             raise TaskError(f"{_NEEDS} whose features are finite and vary, unlike those of task {task}: {_OUT}")
         strategy.model.add_regression(task, ridge)
+
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After a task's training: warn if it stopped before its last epoch, and so has no regression."""
+        if strategy.clock.train_exp_epochs < strategy.train_epochs:
+            warn_of_early_stop(self, strategy)

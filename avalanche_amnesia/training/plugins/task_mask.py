@@ -1,10 +1,11 @@
 """Base plugins of methods that train each task under a mask over units or weights."""
 
 import warnings
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, repeat_error, single_task, task_data
 from avalanche_amnesia.models.multi_head import MultiHeadModel, backbone_entries
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -37,6 +38,7 @@ class TaskEndPlugin(Plugin):
 
     def __init__(self, seed: int, *, fit_head: bool) -> None:
         super().__init__()
+        checks.one_of("fit_head", fit_head, Literal[True, False])
         self.seed, self.fit_head = seed, fit_head
         self.notices: list[str] = []  # warnings that wait for the end of a training
         self.noticed: set[str] = set()  # subjects of the warnings already given

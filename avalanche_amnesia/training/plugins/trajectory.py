@@ -83,7 +83,7 @@ class TrajectoryPlugin(Plugin):
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
         if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
             raise ValueError(
-                f"put {type(masking).__name__} in front of TrajectoryPlugin: a task is committed, then recorded"
+                f"put {type(masking).__name__} before TrajectoryPlugin: a task is committed, then recorded"
             )
         self.undo_training(strategy)
         if task in self.trajectory.tasks and not getattr(strategy.model, "additive", False):

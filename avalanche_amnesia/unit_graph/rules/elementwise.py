@@ -82,9 +82,7 @@ def divide(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
     """Trace units through a quotient: an entry is zero where the numerator is zero."""
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
-            raise Unsupported(
-                "masked units are zero, and are divided by", "add a small number to the denominator first"
-            )
+            raise Unsupported("masked units are zero, and divided by", "add a small number to the denominator first")
         if not isinstance(a, Value):  # masked entries are a number divided by a constant, as after a sum
             return add(walk, node, a, b)
     return multiply(walk, node, a, b)
@@ -98,7 +96,7 @@ def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
             return a
         if b != 0 and a.masked is Masked.ZERO and not a.always:
             raise Unsupported(
-                "masked units are zero, where this power or its slope is infinite", "add a small number first"
+                "masked units are zero, where this power or slope is infinite", "add a small number first"
             )
         return a.like(masked=max(a.masked, Masked.CONSTANT))
     if isinstance(b, Value) and isinstance(a, (int, float)):
@@ -168,9 +166,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 def singular_at_zero(walk: Walk, node: fx.Node, x: Value) -> Value:
     """Trace a function that is singular at 0, such as ``log``; raise Unsupported if masked entries of ``x`` are 0."""
     if x.masked is Masked.ZERO and not x.always:
-        raise Unsupported(
-            "masked units are zero, where this function or its slope is infinite", "add a small number first"
-        )
+        raise Unsupported("masked units are zero, where this function or slope is infinite", "add a small number first")
     return x.like(masked=max(x.masked, Masked.CONSTANT))
 
 

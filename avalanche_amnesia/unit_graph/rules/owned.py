@@ -26,9 +26,7 @@ def channel_norm(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *opt
     if any(name not in walk.buffers for name in statistics):
         raise Unsupported("a norm's running statistics are computed", "keep them in buffers of the norm itself")
     if any(user.target not in NORMS_BY_CHANNEL for given in node.args[3:5] for user in getattr(given, "users", ())):
-        raise Unsupported(
-            "a norm's running statistics are read elsewhere too", "every task has its own: leave them to it"
-        )
+        raise Unsupported("a norm's running statistics are read elsewhere", "every task has its own: leave them to it")
     if statistics and own and not walk.training:
         raise Unsupported(
             "a norm goes by the batch's statistics in evaluation, although it keeps running ones",

@@ -484,5 +484,8 @@ def test_wrong_options_and_parts_of_tasks_are_refused():
                 make(**given)
     with pytest.raises(ValueError, match="train_epochs must be 1, got 2"):
         RanPAC(model=model, train_epochs=2).train(STREAM.train_stream[0])
+    (strategy := RanPAC(model=model)).plugins.append(RandomFeatures(10))  # a request would not subtract from it
+    with pytest.raises(TypeError, match="RanPAC is such a regression: leave RandomFeatures out of plugins"):
+        strategy.train(STREAM.train_stream[0])
     with pytest.raises(ModelError, match="n_features"):
         AnalyticModel(None)

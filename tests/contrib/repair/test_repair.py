@@ -175,7 +175,7 @@ def test_wrong_arguments_are_refused():
             RepairPlugin(**options)
     with pytest.raises(ValueError, match="weights of at least 0"):
         RepairPlugin(logits=0.0, labels=0.0)
-    with pytest.raises(TypeError, match=r"repair must be a plugin that repairs, or None: .* got 'joint'"):
+    with pytest.raises(TypeError, match=r"repair must be a repairing plugin or None: .* got 'joint'"):
         amnesiac(repair=lambda: "joint")
     with pytest.raises(TypeError, match="model with masks"):
         stock(plugins=[RepairPlugin()]).train(PERMUTED.train_stream[0])

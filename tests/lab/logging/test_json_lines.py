@@ -67,15 +67,9 @@ def test_log_events_ends_a_moment_of_a_task_without_evaluation(tmp_path: Path) -
 
 def test_values_of_every_type_are_read_back(tmp_path: Path) -> None:
     table = Table(("a", "b"), ((1, None), ("x", 2.5)))
-    values = {
-        "float": 0.1,
-        "nan": math.nan,
-        "infinite": -math.inf,
-        "picture": AlternativeValues(Image.new("RGB", (3, 2), (255, 0, 0))),
-        "table": table,
-        "text": "exact",
-        "taken apart": {"x": np.float32(0.5)},
-    }
+    values: dict[str, Any] = {"float": 0.1, "nan": math.nan, "infinite": -math.inf, "table": table, "text": "exact"}
+    values |= {"picture": AlternativeValues(Image.new("RGB", (3, 2), (255, 0, 0)))}
+    values |= {"taken apart": {"x": np.float32(0.5)}}
     with JSONLogger(tmp_path / "run") as logger:
         logger.log_metrics([MetricValue(None, name, value, 4) for name, value in values.items()])
     run = read_json_run(tmp_path / "run")

@@ -76,19 +76,11 @@ def test_the_table_has_a_row_for_each_number_except_seconds(tmp_path):
     assert [row[0] for row in rows[1:]] == sorted((row[0] for row in rows[1:]), reverse=True)
     assert {row[1] for row in rows[1:]} == {"3"}
     assert [tuple(row[2:]) for row in rows if row[0] == "EWC"] == [
-        ("0", "0", "remaining", "1"),
-        ("0", "", "claim", ""),
-        ("0", "", "Capacity", "0.5"),
-        ("0", "0", "Top1_Acc_Exp", "0.5"),
-        ("10", "10", "remaining", "1"),
-        ("10", "0", "unlearned", "1"),
-        ("10", "0", "unlearned_now", "1"),
-        ("10", "", "claim", "approximate"),
-        ("10", "", "Capacity", "0.375"),
-        ("10", "0", "JSD_own", "0.125"),
-        ("10", "10", "Owners/layers.0", "0.5"),
-        ("10", "", "Owners/layers.0/free", "0.5"),
-        ("10", "10", "Top1_Acc_Exp", "0.75"),
+        *(("0", "0", "remaining", "1"), ("0", "", "claim", ""), ("0", "", "Capacity", "0.5")),
+        *(("0", "0", "Top1_Acc_Exp", "0.5"), ("10", "10", "remaining", "1"), ("10", "0", "unlearned", "1")),
+        *(("10", "0", "unlearned_now", "1"), ("10", "", "claim", "approximate"), ("10", "", "Capacity", "0.375")),
+        *(("10", "0", "JSD_own", "0.125"), ("10", "10", "Owners/layers.0", "0.5")),
+        *(("10", "", "Owners/layers.0/free", "0.5"), ("10", "10", "Top1_Acc_Exp", "0.75")),
     ]
 
 
