@@ -32,7 +32,7 @@ class ProofError(ValueError):
 
     Attributes:
         record: the record, ``approximate`` by now; its last reason names the first task and tensor that differ.
-        tasks: the tasks that differ.
+        tasks: the first task that differs; if only tensors of no task differ, all tasks of the proof.
     """
 
     def __init__(self, message: str, record: UnlearningRecord, tasks: tuple[int, ...]) -> None:

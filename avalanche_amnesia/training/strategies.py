@@ -55,11 +55,12 @@ class AdaHAT(HAT):
     """HAT strategy that allows changes of earlier tasks' parameters: smaller changes where more tasks use a parameter.
 
     The update of a parameter is multiplied by ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)``: ``importance``
-    counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.
+    counts the tasks that use the unit before it or, if fewer, the unit after it; ``κ_l`` is the share of the layer's
+    free units that the mask in training opens.
 
     Args:
         model, optimizer: as of :class:`HAT`.
-        adjustment: by default ``adahat``; ``AdaHATRule(alpha=…)`` has its settings.
+        adjustment: by default ``adahat``; ``AdaHATRule(alpha=…)`` sets α (1e-2; in the paper 1e-6).
         options: further options of :class:`HAT`.
 
     Raises:

@@ -66,7 +66,8 @@ class DisjointSubnets(TaskStrategy):
     """Strategy that trains each task on its own share of the weights, so that unlearning a task is exact.
 
     A fixed random partition cuts every layer's weights into as many shares as there are slots. After an unlearning
-    the model equals, bit for bit, one that never saw the unlearned tasks. Later tasks can get their shares.
+    the model equals, bit for bit, one that never saw the unlearned tasks; later tasks reuse their shares. Later tasks
+    also read the shares of permanent tasks.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~TaskStrategy.unlearn`.
@@ -75,10 +76,10 @@ class DisjointSubnets(TaskStrategy):
         model: a :class:`DisjointModel`.
         optimizer: any torch optimizer over ``model.parameters()``. A share has fewer weights than the network, and
             needs larger steps: begin with the network's learning rate times the number of slots.
-        isolation: number of shares, and which task gets which. ``Pools.planned(benchmark)``: as few as the stream's
-            requests allow; by default one for each task of the stream.
+        isolation: number of shares, and which task gets which; by default one for each task of the stream.
+            ``Pools.planned(benchmark)``: as few as the stream's requests allow.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
-            its training samples.
+            all samples of its experience, whatever loss and sampler the training has.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
         seed: every random draw derives from it and the task.
         options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.

@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory.sparse import (
-    SparseEntries,
-    SparseValues,
-    positions,
-    put,
-    take,
-    union_of,
-)
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues, positions, put, take, union_of
 from avalanche_amnesia.trajectory.undo_log import UndoLog, Updates
 
 Readers = Mapping[int, Mapping[str, Tensor]]

@@ -12,17 +12,9 @@ try:
 except SystemExit:
     print("imported:", {"torch", "avalanche", "numpy", "wandb", "yaml"} & set(sys.modules))
 for words in (
-    "verify absent.json",
-    "verify binary.yaml",
-    "report absent",
-    "report . --tables tables",
-    "plan absent.yaml",
-    "plan binary.yaml",
-    "sweep experiment.yaml methods.A.kind=B",
-    "run experiment.yaml --out binary.yaml",
-    "unlearn . --tasks 1 --factory a:b --record absent.json",
-    "nothing",
-    "sync absent",
+    *("verify absent.json", "verify binary.yaml", "report absent", "report . --tables tables", "plan absent.yaml"),
+    *("plan binary.yaml", "sweep experiment.yaml methods.A.kind=B", "run experiment.yaml --out binary.yaml"),
+    *("unlearn . --tasks 1 --factory a:b --record absent.json", "nothing", "sync absent"),
 ):
     assert main(words.split()) == 2, words
 assert not {"torch", "avalanche", "wandb"} & set(sys.modules), "to say what is wrong"

@@ -401,29 +401,16 @@ def test_an_attribute_that_changes_is_a_reason(change, between):
     assert any(says in reason for reason in plan.reasons), plan.reasons
 
 
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        ([torch.ones(2)], True),
-        (torch.Generator(), True),
-        (np.random.default_rng(0), True),
-        (random.Random(0).random, True),
-        (methodcaller("apply_", hook), True),
-        (np.frompyfunc(hook, 1, 1), True),
-        (partial(torch.rand, generator=torch.Generator()), True),
-        (Compose([Drawn(torch.Generator())]), True),
-        (Compose([RandomHorizontalFlip()]), True),
-        (torch.distributions.Normal(0.0, 1.0), True),
-        (np.array([[[]]] * 2, dtype=object), True),
-        (torch.channels_last, False),
-        (SimpleNamespace(real=1), True),
-        ([0].append, True),
-        (np.seterr, True),
-        (torch.set_num_threads, True),
-        (namedtuple("Shape", "width")(1), False),
-        (nn.functional.relu, False),
-    ],
-)
+OPEN = [
+    *([torch.ones(2)], torch.Generator(), np.random.default_rng(0), random.Random(0).random, [0].append),
+    *(methodcaller("apply_", hook), np.frompyfunc(hook, 1, 1), partial(torch.rand, generator=torch.Generator())),
+    *(Compose([Drawn(torch.Generator())]), Compose([RandomHorizontalFlip()]), torch.distributions.Normal(0.0, 1.0)),
+    *(np.array([[[]]] * 2, dtype=object), SimpleNamespace(real=1), np.seterr, torch.set_num_threads),
+]
+CLOSED = [torch.channels_last, namedtuple("Shape", "width")(1), nn.functional.relu]
+
+
+@pytest.mark.parametrize(("value", "named"), [*((each, True) for each in OPEN), *((each, False) for each in CLOSED)])
 def test_generators_and_open_objects_in_modules_are_named(value, named):
     strategy = remembering()
     remembering_module(strategy).extra = value

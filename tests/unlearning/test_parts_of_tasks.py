@@ -8,6 +8,7 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets, task_incremental_benchmark
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
+from avalanche.training.plugins import EarlyStoppingPlugin
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
 from support.small_runs import OPTIMIZERS, make, split
 from support.strategies import ConvNet, NoMetric, learn, mlp, quiet
@@ -214,6 +215,13 @@ def test_a_plan_names_the_samples_and_changes_nothing():
     assert (plan.task, plan.classes, len(plan.samples), plan.claim) == (1, (1,), len(of_class(1, 1)), "exact")
     assert f"Plan: unlearn {len(of_class(1, 1))} samples of task 1 (all of classes 1)" in str(plan).replace("\n", " ")
     assert fingerprint(strategy) == before
+
+
+def test_a_plugin_that_reads_evaluations_refuses_requests_for_samples():
+    strategy = copy.deepcopy(three_tasks())
+    strategy.plugins.append(EarlyStoppingPlugin(2, "test_stream"))
+    with pytest.raises(RequestError, match="EarlyStoppingPlugin reads evaluations, which a retraining lacks: unlearn"):
+        strategy.unlearn(task=1, samples=[0], reproduce=False)
 
 
 # All or nothing ----------------------------------------------------------------------------------------------------

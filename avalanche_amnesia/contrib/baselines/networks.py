@@ -1,5 +1,6 @@
 """Models with one network per task, or a main network and one per unlearnable task; both can unlearn exactly."""
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Unpack
@@ -39,6 +40,10 @@ class NetworkPerTask(MultiHeadModel):
         """Return the network of ``task``, or the backbone if the task has no network."""
         own: nn.Module | None = self.task_parts(task)
         return self.backbone if own is None else own
+
+    def begins_as(self, name: str) -> str:
+        """Return the name of the backbone's parameter that initialises ``name``, a parameter of a task's network."""
+        return re.sub(r"^heads\.\d+\.own\.", "backbone.", name)
 
     def fresh_parts(self) -> nn.Module:
         """Return the initial network of a new task: a copy of the backbone."""
@@ -117,10 +122,4 @@ class Independent(TaskStrategy):
     ) -> None:
         check_model(model, NetworkPerTask)
         obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            method=[TrajectoryPlugin(), obeying],
-            seed=seed,
-            **options,
-        )
+        super().__init__(model=model, optimizer=optimizer, method=[TrajectoryPlugin(), obeying], seed=seed, **options)

@@ -32,7 +32,8 @@ def paired_test(first: Sequence[float], second: Sequence[float], *, confidence: 
 
     Args:
         first: values of the first method, in the order of the seeds, n ≥ 1.
-        second: values of the second method for the same seeds.
+        second: values of the second method for the same seeds; subtracted from the first. If all differences are
+            equal, as with one seed, there is no interval.
         confidence: confidence level of the interval, in (0, 1).
 
     Raises:

@@ -30,8 +30,8 @@ class RepairPlugin(MemoryPlugin):
     """Avalanche plugin that repairs tasks affected by an unlearning: it trains them for a few steps on stored samples.
 
     A remaining task is affected if it was trained after an unlearned task and uses entries changed by the deletion.
-    The repair trains only the affected tasks' heads and norms, and backbone entries that the deletion changed and no
-    other task uses. It restores all other entries after each step, so they keep their bits under any optimizer. The
+    The repair trains only these tasks' heads and norms, and backbone entries that the deletion changed and only these
+    tasks use. It restores all other entries after each step, so they keep their bits under any optimizer. The
     network runs in evaluation mode (no dropout).
 
     Stored logits come from a model trained on the unlearned task, so they are deleted and computed again by the model

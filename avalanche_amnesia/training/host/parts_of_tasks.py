@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
-from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin
 from avalanche.training.templates.base_sgd import PeriodicEval
 from blake3 import blake3
 from torch import Tensor
@@ -206,6 +206,11 @@ def make_retraining(
         raise RequestError(
             f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), not kept: unlearn it as a whole"
         )
+    stops = EarlyStoppingPlugin
+    reads = [p for p in strategy.plugins if isinstance(p, stops) or getattr(p, "metric", "") == "val_loss"]
+    if reads and not subtracts:
+        lacks = f"{type(reads[0]).__name__} reads evaluations, which a retraining lacks"
+        raise RequestError(f"{event}: {lacks}: unlearn task {task} as a whole")
     plan = replace(
         context.plan, tasks=(), removed=(), trajectory_bytes=0, **plugin.claims.fields_after_retraining(context, first)
     )

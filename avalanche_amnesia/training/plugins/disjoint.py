@@ -34,7 +34,7 @@ class DisjointPlugin(TaskEndPlugin):
     Args:
         isolation: how many shares exist, and which task gets which; by default one for each task of the stream.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
-            its training samples.
+            all samples of its experience, whatever loss and sampler the training has.
         seed: the partition derives from it.
 
     Raises:

@@ -131,7 +131,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         rule: how far entries used by remaining tasks may change, and whether updates or gradients are limited.
         seed: every random draw derives from it and the task.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
-            its training samples through its final mask: under a gate that closes, heads are trained too little.
+            its experience's samples through its final mask: under a gate that closes, heads are trained too little.
 
     Attributes:
         training: state of the task in training; None between tasks.

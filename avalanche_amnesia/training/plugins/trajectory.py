@@ -27,16 +27,16 @@ from avalanche_amnesia.unlearning.purging import own_attributes, purger_of
 class TrajectoryPlugin(Plugin):
     """Plugin that records every task's update of the parameters in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
 
-    Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
-    ones (where it is dense). An interrupted training is undone before the next one.
+    Works with the masked strategies (where an update is sparse, because entries outside the mask are restored) and with
+    stock ones (where it is dense). An interrupted training is undone before the next one.
 
-    Digits beyond a lower precision are removed from the model when the task ends, before it is used: this costs the
-    task a little accuracy, and unlearning nothing (``trajectory.report()`` has both figures). Put this plugin in front
-    of those that read the model when a task ends (EWC, LwF).
+    With ``dtype``, weights are rounded when the task ends, before they are used: this costs the task a little accuracy,
+    and unlearning nothing (``trajectory.report()`` has the rounding errors). Put this plugin in front of those that
+    read the model when a task ends (EWC, LwF).
 
     Args:
-        dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; the task
-            is set to its coded update.
+        dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller, and round
+            the weights in the same way; None: lossless.
 
     Attributes:
         trajectory: the store.

@@ -54,17 +54,17 @@ class UnlearningPlugin(Plugin):
     Args:
         keep_probes: whether metrics may keep the mask and the head of a task that the stream requests to unlearn, to
             measure how well the task was forgotten. This residue of the task exists only in the metrics.
-        deadline: a task becomes permanent automatically after the training of this number of further tasks; by default
-            the stream's deadline.
-        allow_unknown: accept plugins that keep learned state and have no purger: their state stays, and the record
-            names them. By default every request is refused if there is such a plugin.
-        deletion: ``updates`` removes a task's whole update; ``exclusive`` (as in HAT-CL, for comparison) restores only
-            entries that no remaining task uses to their initial bits: no remaining task's logits change, and shared
+        deadline: number of further tasks, at least 1, after whose training a task becomes permanent; by default the
+            stream's deadline.
+        allow_unknown: accept plugins whose learned state no purger (registered function) can clean: it stays, and the
+            record names them. By default every request is refused if there is such a plugin.
+        deletion: ``updates`` removes a task's whole update; ``exclusive`` (as in HAT-CL, for comparison) resets to
+            their initial bits only entries that no remaining task uses: no remaining task's logits change, and shared
             entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over weights (WSN), else
             ``updates``.
-        obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
-            ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and no update of a
-            shared entry.
+        obey: for controls: ``False`` enters requests into the ledger, and announces them, but does not change the
+            model; ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and changes
+            no weight that tasks share or could share.
         reproduce: before a task is retrained without some samples, retrain it with all of them, and refuse the request
             if its bits differ from the old ones; the argument of :meth:`unlearn` overrides this.
     """

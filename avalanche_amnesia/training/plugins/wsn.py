@@ -36,7 +36,7 @@ class ScoredWeights:
             later tasks would get no weights to train. Within a task, the rate changes in proportion to the strategy's
             learning rate.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
-            its training samples through its final mask. The paper keeps the trained head (False).
+            its experience's samples through its final mask. The paper keeps the trained head (False).
 
     Raises:
         ValueError: for an invalid value.
