@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
-from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin
+from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, LRSchedulerPlugin
 from avalanche.training.templates.base_sgd import PeriodicEval
 from blake3 import blake3
 from torch import Tensor
@@ -206,8 +206,8 @@ def make_retraining(
         raise RequestError(
             f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), not kept: unlearn it as a whole"
         )
-    stops = EarlyStoppingPlugin
-    reads = [p for p in strategy.plugins if isinstance(p, stops) or getattr(p, "metric", "") == "val_loss"]
+    kinds = EarlyStoppingPlugin, LRSchedulerPlugin
+    reads = [p for p in strategy.plugins if isinstance(p, kinds) and getattr(p, "metric", "val_loss") == "val_loss"]
     if reads and not subtracts:
         lacks = f"{type(reads[0]).__name__} reads evaluations, which a retraining lacks"
         raise RequestError(f"{event}: {lacks}: unlearn task {task} as a whole")

@@ -96,7 +96,7 @@ def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
             return a
         if b != 0 and a.masked is Masked.ZERO and not a.always:
             raise Unsupported(
-                "masked units are zero, where this power or slope is infinite", "add a small number first"
+                "masked units are zero, where this power or its slope is infinite", "add a small number first"
             )
         return a.like(masked=max(a.masked, Masked.CONSTANT))
     if isinstance(b, Value) and isinstance(a, (int, float)):
