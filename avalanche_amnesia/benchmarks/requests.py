@@ -350,7 +350,7 @@ def _as_list(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
             raise RequestError(f"{request!r} is no UnlearningRequest; give {{position: tasks}} or a list of requests")
         at = n_positions - 1 if request.at is None else request.at
         if any(isinstance(task, UnlearningRequest) for task in request.tasks):
-            raise RequestError(f"requests in a list at place {at}: give {{{at}: …}} or [UnlearningRequest(…, at={at})]")
+            raise RequestError(f"requests listed at position {at}: give {{{at}: …}} or [UnlearningRequest(…, at={at})]")
         given[position] = replace(request, at=at)
         if at >= n_positions:
             raise RequestError(f"at={at} is no position in the train stream; allowed are 0 to {n_positions - 1}")

@@ -96,7 +96,7 @@ def _refuse_unlabelled(stream: Any, experiences: Sequence[Any]) -> None:
     for place, experience in enumerate(experiences):
         targets = getattr(experience.dataset, "targets", None)
         if targets is None:
-            raise TaskError(f"the data set of experience {place} has no targets: as_classification_dataset(data) has")
+            raise TaskError(f"the data set of experience {place} has no targets: use as_classification_dataset(data)")
         classes.append({int(label) for label in targets})
     if len(classes) == 1 and hasattr(stream, "__len__"):
         return

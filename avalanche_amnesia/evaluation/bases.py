@@ -288,7 +288,7 @@ class FeatureDistance(ReferenceMetric):
         checks.instance("references", references, References, "References(make_strategy, benchmark)")
         checks.one_of("probe", probe, ProbeKind)
         if isinstance(noise_floor, str):
-            raise ValueError(f"noise_floor must list 'order' and 'seed', got {noise_floor!r}: [{noise_floor!r}]")
+            raise ValueError(f"noise_floor must be a list of 'order', 'seed', got {noise_floor!r}: [{noise_floor!r}]")
         for floor in noise_floor:
             checks.one_of("noise_floor", floor, Floor)
         checks.one_of("scope", scope, Scope)

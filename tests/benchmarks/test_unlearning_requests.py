@@ -125,7 +125,7 @@ REFUSED = [
     (scheduled({5: [0]}), r"at=5 is no position .* allowed are 0 to 4"),
     (scheduled({True: [0]}), "at must be an int of at least 0, got True"),
     (scheduled([[0]]), r"\[0\] is no UnlearningRequest"),
-    (scheduled({2: [R(task=0, samples=[1])]}), r"in a list at place 2: give {2: …} or \[Unl.*at=2\)\]"),
+    (scheduled({2: [R(task=0, samples=[1])]}), r"requests listed at position 2: give {2: …} or \[Unl.*at=2\)\]"),
     (scheduled({}, permanent=[0, 5]), r"permanent=\[0, 5\]: task 5 is unknown"),
     (scheduled({}, deadline=0), "deadline=0 is not allowed"),
     (scheduled({}, deadline=True), "deadline=True is not allowed"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets, task_incremental_benchmark
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
-from avalanche.training.plugins import EarlyStoppingPlugin
+from avalanche.training.plugins import EarlyStoppingPlugin, LRSchedulerPlugin
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
 from support.small_runs import OPTIMIZERS, make, split
 from support.strategies import ConvNet, NoMetric, learn, mlp, quiet
@@ -218,10 +218,17 @@ def test_a_plan_names_the_samples_and_changes_nothing():
 
 
 def test_a_plugin_that_reads_evaluations_refuses_requests_for_samples():
-    strategy = copy.deepcopy(three_tasks())
-    strategy.plugins.append(EarlyStoppingPlugin(2, "test_stream"))
-    with pytest.raises(RequestError, match="EarlyStoppingPlugin reads evaluations, which a retraining lacks: unlearn"):
-        strategy.unlearn(task=1, samples=[0], reproduce=False)
+    strategy = three_tasks()
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(strategy.optimizer)
+    by_val, by_train = (LRSchedulerPlugin(schedule, metric=f"{name}_loss") for name in ("val", "train"))
+    host, before = [*strategy.plugins], fingerprint(strategy)
+    for plugin in (EarlyStoppingPlugin(2, "test_stream"), by_val):
+        strategy.plugins = [*host, plugin]
+        with pytest.raises(RequestError, match=f"{type(plugin).__name__} reads evaluations, which a retraining lacks"):
+            strategy.unlearn(task=1, samples=[0], reproduce=False)
+        assert fingerprint(strategy) == before
+    strategy.plugins = [*host, by_train]
+    assert strategy.plan_unlearning(task=1, samples=[0]).samples
 
 
 # All or nothing ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from avalanche_amnesia.evaluation.bases import Floor
 from avalanche_amnesia.lab.logging.json_lines import JSONLogger
 from avalanche_amnesia.lab.report.reading import read_run
 from avalanche_amnesia.lab.report.verdicts import verdict_of
-from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.logging.run_logger import RunLogger
 from avalanche_amnesia.saving.files import replace_file
@@ -37,7 +36,6 @@ def measure_run(
     loggers: Sequence[BaseLogger] = (),
     progress: Callable[[str], None] = lambda step: None,
     store: Any = None,
-    workers: int = 0,
 ) -> Any:
     """Train a strategy on a benchmark with unlearning requests, and log every metric of the report.
 
@@ -52,13 +50,11 @@ def measure_run(
         loggers: additional Avalanche loggers; this package's loggers also receive the run's verdict.
         progress: called with a short text after every task.
         store: a :class:`RunStore` for the references; by default a temporary one.
-        workers: number of processes that train references during the run (:class:`ReferenceWorkers`).
 
     Returns:
         The strategy at the end of the run.
     """
-    ahead = ReferenceWorkers(workers) if workers else None
-    references = evaluation.References(make_strategy, benchmark, store=store or RunStore(), workers=ahead)
+    references = evaluation.References(make_strategy, benchmark, store=store or RunStore())
     measured = metrics_of(benchmark, references, noise_floor)
     with TemporaryDirectory() as place:
         with JSONLogger(place, name=name, config=settings, pictures=False) as log:

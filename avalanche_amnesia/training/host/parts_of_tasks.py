@@ -206,7 +206,7 @@ def make_retraining(
         raise RequestError(
             f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), not kept: unlearn it as a whole"
         )
-    kinds = EarlyStoppingPlugin, LRSchedulerPlugin
+    kinds = EarlyStoppingPlugin, LRSchedulerPlugin  # a schedule by steps or by train_loss needs no evaluation
     reads = [p for p in strategy.plugins if isinstance(p, kinds) and getattr(p, "metric", "val_loss") == "val_loss"]
     if reads and not subtracts:
         lacks = f"{type(reads[0]).__name__} reads evaluations, which a retraining lacks"

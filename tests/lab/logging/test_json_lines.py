@@ -68,13 +68,12 @@ def test_log_events_ends_a_moment_of_a_task_without_evaluation(tmp_path: Path) -
 def test_values_of_every_type_are_read_back(tmp_path: Path) -> None:
     table = Table(("a", "b"), ((1, None), ("x", 2.5)))
     values: dict[str, Any] = {"float": 0.1, "nan": math.nan, "infinite": -math.inf, "table": table, "text": "exact"}
-    values |= {"picture": AlternativeValues(Image.new("RGB", (3, 2), (255, 0, 0)))}
-    values |= {"taken apart": {"x": np.float32(0.5)}}
+    values |= {"picture": AlternativeValues(Image.new("RGB", (3, 2), (255, 0, 0))), "parts": {"x": np.float32(0.5)}}
     with JSONLogger(tmp_path / "run") as logger:
         logger.log_metrics([MetricValue(None, name, value, 4) for name, value in values.items()])
     run = read_json_run(tmp_path / "run")
     (row,) = run.rows
-    assert (row["float"], row["infinite"], row["taken apart/x"], row["iteration"]) == (0.1, -math.inf, 0.5, 4)
+    assert (row["float"], row["infinite"], row["parts/x"], row["iteration"]) == (0.1, -math.inf, 0.5, 4)
     assert math.isnan(row["nan"])
     assert row["picture"].getpixel((2, 1)) == (255, 0, 0)
     assert row["table"] == table
@@ -240,15 +239,10 @@ class Shown:
         self.board = TensorboardLogger(folder / "tb")
         with WandBLogger(dir=folder, mode="offline", **ABOUT) as logger, JSONLogger(folder / "json", **ABOUT) as lines:
             self.evaluator = EvaluationPlugin(
-                accuracy_metrics(experience=True),
-                loss_metrics(minibatch=True, epoch=True),
-                evaluation.capacity_metrics(),
-                metrics.capacity_pictures_metrics(),
-                metrics.mask_overlap_metrics(),
-                evaluation.accuracy_matrix_metrics(),
-                evaluation.jsd_metrics(references),
-                metrics.distance_metrics(references),
-                evaluation.unlearned_accuracy_metrics(DIGITS, references),
+                *(accuracy_metrics(experience=True), loss_metrics(minibatch=True, epoch=True)),
+                *(evaluation.capacity_metrics(), metrics.capacity_pictures_metrics(), metrics.mask_overlap_metrics()),
+                *(evaluation.accuracy_matrix_metrics(), evaluation.jsd_metrics(references)),
+                *(metrics.distance_metrics(references), evaluation.unlearned_accuracy_metrics(DIGITS, references)),
                 evaluation.accuracy_difference_metrics(references),
                 loggers=[InteractiveLogger(), CSVLogger(str(folder / "csv")), self.board, logger, lines],
             )
