@@ -304,10 +304,10 @@ class AnalyticModel(MultiHeadModel):
             ValueError: without ``task_labels``, if there is no task.
         """
         if task_labels is not None:
-            return super().forward(x, task_labels)
+            return super().forward(x, task_labels).float()  # losses with class weights need it
         if not self.tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
-        return self._cached_head(self, [self.heads[task] for task in self.tasks])(self.features(x))
+        return self._cached_head(self, [self.heads[task] for task in self.tasks])(self.features(x)).float()
 
     def _cached_head(self, key: nn.Module, parts: Sequence[TaskSums]) -> nn.Linear:
         """Return the regression on the sums ``parts`` as a linear layer, cached under ``key`` until a sum changes."""

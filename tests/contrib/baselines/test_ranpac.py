@@ -60,7 +60,7 @@ def attention():
 
 
 def ranpac(backbone=network, n_features=48, size=64, model=None, **options):
-    strategy = {name: options.pop(name) for name in ("plugins", "evaluator", "unlearning") if name in options}
+    strategy = {n: options.pop(n) for n in ("plugins", "evaluator", "unlearning", "criterion") if n in options}
     model = AnalyticModel(backbone and backbone(), n_features, **{"ridge": 1.0, **options}) if model is None else model
     return RanPAC(model=model, train_mb_size=size, **{"evaluator": quiet(), **strategy})
 
@@ -265,7 +265,7 @@ def test_a_class_without_samples_leaves_the_head():
 
 
 def test_both_heads_equal_a_ridge_regression_of_scikit_learn():
-    strategy = learn(ranpac(projection=60, ridge=3.0), STREAM, 3)
+    strategy = learn(ranpac(projection=60, ridge=3.0, criterion=nn.CrossEntropyLoss(torch.ones(2))), STREAM, 3)
     model, unit = strategy.model, 2**-5
     data = [task_data(experience) for experience in STREAM.train_stream[:3]]
     named = [torch.tensor(e.original_classes)[y] for e, (_, y) in zip(STREAM.train_stream, data, strict=False)]
