@@ -229,7 +229,7 @@ def without_positions(experience: Any, positions: Collection[int]) -> Any:
 
 
 def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int]]) -> CLScenario:
-    """Return a copy of a benchmark without the training samples in ``left_out``; everything else stays.
+    """Return a copy of a benchmark without the training samples in ``left_out``; all else stays, also classes' labels.
 
     Args:
         benchmark: each train experience has exactly one task label.

@@ -104,10 +104,10 @@ def task_benchmark(
 
     Args:
         train: ``(x, y)`` with x uint8, floating, or of other integers, of shape (N, ...) and y integer of shape (N,),
-            or a torch data set of (x, y) items, or of mappings ``{"pixel": x, "label": y}``, which stays lazy; inputs
-            of several names reach the network as arguments of these names. A data set's own ``collate_fn`` gets its
-            items, with the task's labels. uint8 reaches the model as float32 in 0..255
-            unless a transform scales it; other integers (tokens, categories) reach it as int64, for an embedding.
+            or a torch data set of (x, y) items, or of mappings ``{"pixel": x, "label": y}``, read item by item when
+            needed (without ``targets`` also once now); inputs of several names reach the network as arguments of these
+            names. A data set's own ``collate_fn`` gets its items, with the task's labels. uint8 reaches the model as
+            float32 in 0..255, or as the transform returns it; other integers (tokens, categories) as int64.
         test: data of the test stream, in a format of ``train``.
         task_classes: the classes of each task; label i of a task is the i-th class of its list. Tasks may
             overlap and differ in size.

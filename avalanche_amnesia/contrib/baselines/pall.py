@@ -138,8 +138,8 @@ class PALL(TaskStrategy):
         model: a :class:`SubnetModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         memory_per_task: number of samples stored for each task, at least 1.
-        logit_weight: α, weight of the squared error to the stored logits.
-        label_weight: β, weight of the cross-entropy to the stored labels.
+        logit_weight: α, weight of the squared error to the stored logits, at least 0, and not 0 if β is.
+        label_weight: β, weight of the cross-entropy to the stored labels, at least 0.
         repair_steps: fine-tuning steps after an unlearning, at least 0.
         repair_lr: learning rate of the fine-tuning's Adam optimizer, above 0.
         score_lr: learning rate of the scores.

@@ -49,7 +49,7 @@ class RepairPlugin(MemoryPlugin):
         batch_size: number of samples of each task in a step, at least 1.
         samples_per_task: number of samples stored for each task, at least 1.
         logits: weight of the squared distance to the stored logits (DER++), at least 0.
-        labels: weight of the cross-entropy, at least 0.
+        labels: weight of the cross-entropy, at least 0, and not 0 if ``logits`` is.
         optimizer: function from a list of parameters to the repair's optimizer; by default one of the class and
             settings of the strategy's optimizer.
         seed: every random draw derives from it and the task.

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class SmallConvNet(nn.Module):
-    """Network of three 3 × 3 convolutions, each with BatchNorm, ReLU and max pooling, and one linear layer.
+    """Network of three 3 × 3 convolutions, each with BatchNorm, ReLU and max pooling, and one linear layer with ReLU.
 
     Inputs ``(batch, 3, 32, 32)``, features ``(batch, 128)`` at scale 1.
 

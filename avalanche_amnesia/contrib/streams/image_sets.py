@@ -219,8 +219,8 @@ def SplitCIFAR10(
 
     Args:
         n_tasks: 1, 2, 5 or 10.
-        jpeg: read ``cifar10-jpeg/cifar10_jpeg.npz`` instead: the same images as JPEG of quality 75. Do not compare
-            the results with published ones.
+        jpeg: read ``cifar10-jpeg/cifar10_jpeg.npz`` below the data root instead: the same images as JPEG of quality 75.
+            Do not compare the results with published ones.
         class_order, options: see :func:`SplitMNIST`, also for the errors.
     """
     return split(images_of("CIFAR10", jpeg=jpeg, **options), n_tasks, class_order)

@@ -114,7 +114,7 @@ class CounterfactualPlugin(Plugin):
 
     Attributes:
         heads: task → set of unlearned earlier tasks, or ``SEVERAL``, → :class:`FittedHead`.
-        sources: task → earlier tasks whose updates it reads, and that could be unlearned when it was trained.
+        sources: task → earlier tasks whose weights its mask uses, and that could still be unlearned at its training.
 
     Raises:
         ValueError: for an invalid value; before a training, without a :class:`TrajectoryPlugin`.
