@@ -30,7 +30,7 @@ class Page:
     @staticmethod
     def cells(row):
         """Return the exact values of cells that have one, and the texts of the others."""
-        return [cell.get("data-value", cell.get_text().strip()) for cell in row(["td", "th"])]
+        return [cell.get("data-v", cell.get_text().strip()) for cell in row(["td", "th"])]
 
     def rows(self, table):
         """Return the rows of a table as dicts."""

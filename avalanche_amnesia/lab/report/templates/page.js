@@ -1,5 +1,5 @@
 "use strict";
-const valueOf = (cell) => cell.dataset.value ?? cell.textContent;
+const valueOf = (cell) => cell.dataset.v ?? cell.textContent;
 
 const csvOf = (table) => {
   const quoted = (text) => (/[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
