@@ -29,7 +29,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.head_fit import BATCH, BATCH_OF_LARGE
+from avalanche_amnesia.training.head_fit import BATCH_ON_CPU
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
@@ -95,8 +95,8 @@ def heads(strategy: Any, experience: Any) -> tuple[float, float, int, int]:
     task, model = experience.task_label, strategy.model.eval()
     strategy.experience = experience  # as at the end of the task's training
     x = experience.tensors[0]
-    batches = [x.split(batch) for batch in (BATCH_OF_LARGE, BATCH)]  # the faster size depends on the machine
-    forward = min(milliseconds(lambda b=b: [model(part, task) for part in b], 3) for b in batches)
+    batches = x.split(BATCH_ON_CPU)
+    forward = milliseconds(lambda: [model(part, task) for part in batches], 3)
     prepared = milliseconds(lambda: plugin.prepare(strategy, task, unlearning_plugin.ledger.unlearnable), 1)
     return forward, prepared, len(plugin.heads[task]), len(plugin.sources[task])
 

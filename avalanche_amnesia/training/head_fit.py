@@ -12,7 +12,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import recompute, running_norms
 from avalanche_amnesia.training.task_faults import drawn_positions, input_of, samples_at
-from avalanche_amnesia.unit_graph.backbones import evaluation_mode
+from avalanche_amnesia.unit_graph.backbones import evaluation_mode, first_float
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest_errors
 
@@ -40,24 +40,25 @@ def _to_half(values: Tensor) -> Tensor:
     return short if bool(short.isfinite().all()) else values
 
 
-BATCH, BATCH_OF_LARGE, BATCH_OF_ROWS = 512, 32, 2048
-"""Samples per forward; few in a large network, because activations of many images exceed the caches of a CPU."""
+BATCH, BATCH_ON_CPU, BATCH_OF_ROWS = 512, 32, 2048
+"""Samples per forward; few images on a CPU, because activations of many take memory and exceed its caches."""
 SURE = 0.02
 """Error, ``1 - p`` of the true class, up to which a head is sure of a sample.
 
 Heads for features without other tasks are fitted without such samples: on validation images of three streams they are
 up to .1 points better by that, or .03 worse. A third of the samples is used in any case, if there are many.
 """
-LARGE = 1e10
-"""Least number of products of a weight and an input, in a pass over all samples, of a large network."""
 ALL = slice(None)
 
 
-def _treats_as_vectors(model: TaskMaskedModel, x: Any) -> bool:
-    """Return True if the model treats samples as vectors: ``x`` is 2-D, or 4-D and the model has no convolution."""
+def _batch_for(model: TaskMaskedModel, x: Any) -> int:
+    """Return the number of samples ``x`` per forward; more if the model treats them as vectors."""
+    if first_float(model).device.type != "cpu":
+        return BATCH
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        return False
-    return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
+        return BATCH_ON_CPU
+    rows = x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
+    return BATCH_OF_ROWS if rows else BATCH_ON_CPU
 
 
 @torch.no_grad()
@@ -69,9 +70,8 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
     model: TaskMaskedModel = strategy.model
     positions = drawn_positions(strategy, MOST_SAMPLES, seed)
     x, labels = samples_at(strategy, positions)
-    size = BATCH_OF_ROWS if _treats_as_vectors(model, x) else BATCH
     with evaluation_mode(model):
-        features = torch.cat([model.features(input_of(model, part), task) for part in x.split(size)])
+        features = torch.cat([model.features(input_of(model, p), task) for p in x.split(_batch_for(model, x))])
     labels = labels.to(features.device)
     head = fitted_head(model, task, features, labels)
     for tensor, value in head.replacements(model, task):
@@ -94,10 +94,7 @@ class CounterfactualFeatures:
         self._seen = [input_of(model, some) for some in seen]
         self._mask: Any = model.binary_mask(task)
         self._parts = deepcopy(model.task_parts(task))
-        # An upper bound: each weight is multiplied with each input value.
-        large = 2 * sum(weight.numel() for weight in model.backbone.parameters()) * x.numel() >= LARGE
-        for_cpu = BATCH_OF_ROWS if _treats_as_vectors(model, self.x) else BATCH_OF_LARGE if large else BATCH
-        self._batch = for_cpu if self.x.device.type == "cpu" else BATCH
+        self._batch = _batch_for(model, self.x)
 
     def __call__(self, part: slice = ALL) -> dict[str, Tensor]:
         """Store the features of the samples ``part`` in :attr:`features`; return the buffers of the task's norm layers.

@@ -21,7 +21,7 @@ from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluation_mode
 
 _MOST_BYTES = 2**31
 """Most bytes of samples drawn into memory: 20,000 large photographs would be twelve gigabytes."""
-_FEW_SAMPLES = 64
+_FEW_SAMPLES = 32
 
 
 def fault_of_inputs(x: Any) -> str | None:
