@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import count
@@ -38,7 +38,8 @@ from avalanche_amnesia.lab.executors import clusters, jobs
 from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, find_named
-from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_other_files, replace_file, replace_files
+from avalanche_amnesia.saving import files as state_files
+from avalanche_amnesia.saving.files import read_body, replace_file
 from avalanche_amnesia.saving.typed import to_type
 
 Changes = list[tuple[str, str]]
@@ -132,7 +133,7 @@ def run(
         return
     _check_data(cell, data_root)
     if differs := differences(cell, folder):
-        _print(f"replaces the run in {folder}, which has other settings: {', '.join(differs)}")
+        _print(f"replaces the run in {folder}, which has other settings or files: {', '.join(differs)}")
     _print(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
 
@@ -259,15 +260,21 @@ def unlearn(
         raise ValueError(f"--benchmark {benchmark} is for --task, whose data it has; --tasks needs none")
     into = state if out is None else out
     _check_writable({"--out": out}, {"--record": record})
-    strategy, unlearning, key = _load_strategy(state, into, factory, sign, public_key)
+    strategy, unlearning, key, before = _load_strategy(state, into, factory, sign, public_key)
     data = None
     if benchmark is not None:
         stream = _load_benchmark(benchmark).train_stream
         if (data := next((each for each in stream if list(each.task_labels) == [task]), None)) is None:
             raise ValueError(f"--benchmark {benchmark} has no task {task} in its train stream")
+    if record.exists() or record.absolute().parent == into.absolute():
+        raise ValueError(f"--record {record} exists, or belongs to the state: name a new file outside of {into}")
     parts = {"task": task, "samples": samples or (), "classes": classes or ()}
-    done = unlearning.unlearn(strategy, tasks or (), data=data, **parts)
-    _save_with_record(strategy, into, done, record, key)
+    last = unlearning.records[-1].plan.tasks if unlearning.records else ()
+    if tasks and sorted(tasks) == sorted(last) and not {*tasks} & {*unlearning.ledger.remaining}:
+        done = unlearning.records[-1]  # a command that was killed left no record
+    else:
+        done = unlearning.unlearn(strategy, tasks or (), data=data, **parts)
+    _save_with_record(strategy, into, done, record, key, before)
     _print_summary(outcome_in_words(done, into, state), f"{done}\n\nstate: {into}\nrecord: {record}")
 
 
@@ -295,7 +302,7 @@ def prove(
         public_key: PEM file of the state signer's public key, to verify the state
     """
     _check_writable({"--store": store}, {} if record is None else {"--record": record})
-    strategy, unlearning, key = _load_strategy(state, state, factory, sign, public_key)
+    strategy, unlearning, key, before = _load_strategy(state, state, factory, sign, public_key)
 
     def make(evaluator: Any) -> Any:
         made = _call_factory(factory, "--factory")
@@ -313,7 +320,7 @@ def prove(
         done = unlearning.prove(strategy, references, tasks=tasks or ())
     except records.ProofError as error:
         failure, done = str(error), error.record
-    _save_with_record(strategy, state, done, record, key)
+    _save_with_record(strategy, state, done, record, key, before)
     _print_summary([failure or f"{data_in_words(done.plan)}: {claim_in_words(done)}."], str(done))
     return 1 if failure else 0
 
@@ -348,7 +355,8 @@ def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[
     from avalanche_amnesia.bits import state_hashes
     from avalanche_amnesia.saving.encoding import decode
 
-    held = decode(*read_state(state, check=None if public_key is None else verifier_of(public_key.read_bytes())))
+    check = None if public_key is None else verifier_of(public_key.read_bytes())
+    held = decode(*state_files.read_state(state, check=check))
     tensors = {name: tensor for part in held["model"]["tensors"] for name, tensor in part.items()}
     here, left = state_hashes(tensors), record.after
     differ = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
@@ -358,7 +366,7 @@ def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[
                 differ += [f"the update of task {task}" for task in record.plan.tasks if task in updates]
             case {"records": kept}:
                 last = records.UnlearningRecord.from_json(json.dumps(kept[-1])) if kept else None
-                if last is None or (last.plan, last.after) != (record.plan, left):
+                if last is None or replace(last, proof=record.proof and last.proof) != record:
                     differ.append("its last record")
     return differ
 
@@ -603,7 +611,7 @@ def _check_writable(folders: dict[str, Path | None], files: dict[str, Path] | No
     for option, folder in folders.items():
         if folder is None:
             continue
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
         if not there.is_dir():
             raise ValueError(f"{option} {folder}: {there} is a file; name a folder")
         try:
@@ -652,23 +660,26 @@ def _check_data(cell: Any, data_root: Path | None) -> None:
         raise ValueError(f"{name} needs a data root: --data-root FOLDER, or AMNESIA_DATA; {fill}")
 
 
-def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None, key: bytes | None) -> None:
-    """Save a strategy and, if ``record`` names a file, the unlearning record: both or neither."""
-    if record is None:
-        training.save_state(strategy, into, key)
-        return
-    record.parent.mkdir(parents=True, exist_ok=True)
-    with replace_files([record]) as (part,):
-        part.write_text((done.to_json() if key is None else done.sign(key)) + "\n")
-        training.save_state(strategy, into, key)
+def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None, key: bytes | None, old: Any) -> None:
+    """Save a strategy and, if ``record`` names a file, the unlearning record: both or neither; ``old``: state there."""
+    with state_files.lock_directory(into.absolute().parent, to_write=True):
+        if old is not None and read_body(into) != old:
+            raise ValueError(f"another program has changed {into} since it was read: nothing was saved, do it again")
+        if record is None:
+            training.save_state(strategy, into, key)
+            return
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with state_files.replace_files([record]) as (part,):
+            part.write_text((done.to_json() if key is None else done.sign(key)) + "\n")
+            training.save_state(strategy, into, key)
 
 
-def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by: Path | None) -> tuple[Any, Any, Any]:
-    """Build a strategy and load a saved state into it; return (strategy, its unlearning plugin, private key)."""
+def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by: Path | None) -> Any:
+    """Load a saved state; return (strategy, its unlearning plugin, private key, JSON of a state to be replaced)."""
     key, public = _read_key(sign, "--sign"), _read_key(by, "--public-key")
     before = read_body(state)  # report a path without a state first
-    refuse_other_files(into)
-    if key is None and into == state and "signature" in json.loads((state / STATE).read_text()):
+    state_files.refuse_other_files(into)
+    if key is None and into == state and "signature" in json.loads((state / state_files.STATE).read_text()):
         raise ValueError(f"{state} is signed, and would not be any more: give --sign KEY.pem")
     strategy = _call_factory(factory, "--factory")
     if read_body(state) != before:
@@ -680,7 +691,7 @@ def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by:
 
     if (unlearning := find_plugin(strategy, training.UnlearningPlugin)) is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
-    return strategy, unlearning, key
+    return strategy, unlearning, key, before if into == state else None
 
 
 def _read_record(file: Path, public_key: Path | None) -> Any:
@@ -748,5 +759,6 @@ def _print_summary(told: Sequence[str], details: str) -> None:
 
 def _print(text: str) -> None:
     """Write a line to standard output and flush it."""
-    sys.stdout.write(f"{text}\n")
+    coding = sys.stdout.encoding or "utf-8"  # a terminal may lack characters
+    sys.stdout.write(f"{text}\n".encode(coding, "replace").decode(coding))
     sys.stdout.flush()

@@ -1,7 +1,10 @@
 """Commands import only the packages that they need."""
 
+import io
 import subprocess
 import sys
+
+from avalanche_amnesia.lab import command_line
 
 SCRIPT = """
 import sys
@@ -37,3 +40,9 @@ def test_help_imports_nothing_slow_and_wrong_files_are_refused_without_importing
     assert told[1] == "amnesia: binary.yaml: it is no text"
     assert told[5] == "amnesia: binary.yaml is no YAML (no text)"
     assert told[9].startswith("amnesia: there is no command 'nothing'")
+
+
+def test_characters_that_a_terminal_lacks_are_replaced(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown := io.BytesIO(), "ascii"))
+    command_line._print("75.0\xa0%")
+    assert shown.getvalue() == b"75.0?%\n"

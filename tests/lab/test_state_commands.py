@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.forked import run_script
 from support.strategies import DIGITS, brief, learn
 
-from avalanche_amnesia import References, with_unlearning
+from avalanche_amnesia import References, training, with_unlearning
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.runs.run_plan import plan_paths, reference_paths
@@ -93,13 +93,42 @@ def test_a_state_is_unlearned_and_verified(run_folder, amnesia):
         assert ("heads.1.weight" in found["differ"]) is not as_left
 
 
+def test_a_killed_command_leaves_its_record_when_it_is_given_again(run_folder, amnesia):
+    shutil.copytree(run_folder / "state", run_folder / "killed")
+    words = ["unlearn", "killed", *UNLEARN[2:], "killed.json"]
+    amnesia(*words)
+    record = (run_folder / "killed.json").read_text()
+    assert "--record killed.json exists" in amnesia(*words, status=2)
+    os.unlink("killed.json")
+    amnesia(*words)
+    assert (run_folder / "killed.json").read_text() == record
+    (run_folder / "killed.json").write_text(json.dumps(json.loads(record) | {"n_trained": 7}))
+    assert "its last record" in amnesia("verify", "killed.json", "--state", "killed", status=1)
+
+
+def test_a_state_that_another_command_has_changed_meanwhile_is_not_replaced(run_folder, amnesia, monkeypatch):
+    shutil.copytree(run_folder / "state", run_folder / "shared")
+    load = training.load_state
+
+    def load_while_another_unlearns(strategy, state, key):
+        load(strategy, state, key)
+        monkeypatch.undo()
+        os.chdir(run_folder)
+        amnesia("unlearn", "shared", "--tasks", "2", *UNLEARN[4:], "other.json")
+
+    monkeypatch.setattr(training, "load_state", load_while_another_unlearns)
+    assert "has changed shared since it was read" in amnesia("unlearn", "shared", *UNLEARN[2:], "mine.json", status=2)
+    assert not os.path.exists("mine.json")
+    amnesia("verify", "other.json", "--state", "shared")
+
+
 def test_a_state_that_still_has_updates_and_no_record_of_the_unlearning_differs(run_folder, amnesia):
-    amnesia(*UNLEARN, "r.json", "--out", "after")
+    amnesia(*UNLEARN, "mixed.json", "--out", "after")
     (new, parts), (old, old_parts) = read_state(run_folder / "after"), read_state(run_folder / "state")
     tensors = {**old_parts["state"], **parts["state"]}
     mixed = {**old_parts, **{name: part for name, part in parts.items() if name.startswith("model")}}
     write_state(run_folder / "mixed", new | {"plugins": old["plugins"]}, mixed | {"state": Part(tensors)})
-    assert "the update of task 1, its last record" in amnesia("verify", "r.json", "--state", "mixed", status=1)
+    assert "the update of task 1, its last record" in amnesia("verify", "mixed.json", "--state", "mixed", status=1)
 
 
 def test_a_record_is_signed_and_its_signature_checked(run_folder, amnesia):

@@ -9,16 +9,7 @@ import pytest
 import torch
 from avalanche.training import DER, Naive
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
-from support import examples
-from support.interruptions import (
-    Interrupted,
-    at_the_end_of,
-    comparable_state,
-    first_and_last,
-    give_up,
-    interrupted_at,
-    lines_of,
-)
+from support import examples, interruptions
 from support.strategies import NormedConvNet, learn, make, quiet, ranpac
 from torch import nn
 
@@ -100,7 +91,7 @@ def state_after(strategy, experience):
     torch.manual_seed(1)
     random.seed(1)
     strategy.train(experience)
-    return comparable_state(strategy)
+    return interruptions.comparable_state(strategy)
 
 
 def sampled(things, kind, most):
@@ -113,20 +104,20 @@ def sampled(things, kind, most):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_COPIED])
 def test_an_error_at_any_line_after_the_last_epoch_leaves_the_state_before_or_after_the_task(kind):
     strategy, stream = made(kind, STREAM)
-    before = comparable_state(copy.deepcopy(strategy))  # a copy's samples lie in a tensor of their own
-    copied = at_the_end_of(strategy, stream[2])
+    before = interruptions.comparable_state(copy.deepcopy(strategy))  # a copy's samples lie in a tensor of their own
+    copied = interruptions.at_the_end_of(strategy, stream[2])
     copied()._after_training_exp()  # some lines run once in a process
     straight = copied()
-    positions = first_and_last(lines_of(straight._after_training_exp))
-    after = comparable_state(straight)
+    positions = interruptions.first_and_last(interruptions.lines_of(straight._after_training_exp))
+    after = interruptions.comparable_state(straight)
     assert after != before
     later, undone = state_after(straight, stream[3]), 0
     for position in sampled(positions, kind, examples(10)):
         broken = copied()
-        with pytest.raises(Interrupted) as error, interrupted_at(position):
+        with pytest.raises(interruptions.Interrupted) as error, interruptions.interrupted_at(position):
             broken._after_training_exp()
-        give_up(broken)
-        state = comparable_state(broken)
+        interruptions.give_up(broken)
+        state = interruptions.comparable_state(broken)
         undone += state == before
         if state not in (before, after):  # finished, but its request still waits: it is obeyed before the next task
             assert state_after(broken, stream[3]) == later, error.value
@@ -145,7 +136,7 @@ def test_a_training_interrupted_at_any_line_can_be_repeated(kind):
 
     state_after(fresh(), stream[2])  # some lines run once in a process
     straight = fresh()  # the last lines are those of the test above
-    lines = len(lines_of(lambda: state_after(straight, stream[2]))) * 19 // 20
+    lines = len(interruptions.lines_of(lambda: state_after(straight, stream[2]))) * 19 // 20
     expected = {False: all_but_records(state_after(straight, stream[3]))}
     if 0 not in learned_tasks(straight):
         without = fresh()
@@ -156,12 +147,12 @@ def test_a_training_interrupted_at_any_line_can_be_repeated(kind):
     for _ in range(examples(1)):
         broken = fresh()
         position = draw.randrange(lines)
-        with pytest.raises(Interrupted) as error, interrupted_at(position):
+        with pytest.raises(interruptions.Interrupted) as error, interruptions.interrupted_at(position):
             state_after(broken, stream[2])
         if draw.random() < 0.5:
-            with suppress(Interrupted), interrupted_at(draw.randrange(60)):  # an impatient user
-                give_up(broken)
-            give_up(broken)
+            with suppress(interruptions.Interrupted), interruptions.interrupted_at(draw.randrange(60)):
+                interruptions.give_up(broken)
+            interruptions.give_up(broken)
         repeated = 2 not in learned_tasks(broken)
         obeyed = repeated and 0 in getattr(find_plugin(broken, UnlearningPlugin), "ledger", TaskLedger()).unlearned
         if repeated:

@@ -8,19 +8,9 @@ from functools import cache, partial
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
+from support import strategy_state as states
 from support.small_networks import Net
 from support.strategies import DIGITS, amnesiac, stock, trained
-from support.strategy_state import (
-    assert_economical,
-    assert_marks_go,
-    backups,
-    bits,
-    fingerprint,
-    initial_values,
-    mark,
-    trajectory,
-    values,
-)
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -48,8 +38,8 @@ def trained_once(adjustment):
     return learned(4, adjustment=adjustment)
 
 
-def layers(values):
-    return [(values[f"layers.{i}.weight"], values[f"layers.{i}.bias"]) for i in (0, 1)]
+def layers(of):
+    return [(of[f"layers.{i}.weight"], of[f"layers.{i}.bias"]) for i in (0, 1)]
 
 
 def block(x, shadow, main, cumulative, gate):
@@ -71,10 +61,10 @@ class Watch(SupervisedPlugin):
         self.gates = gates
 
     def before_backward(self, strategy, **kwargs):
-        now, model = backups(strategy)._now, strategy.model
+        now, model = states.backups(strategy)._now, strategy.model
         x, y, task = strategy.mb_x, strategy.mb_y, int(strategy.experience.task_label)
         with torch.no_grad():
-            head, main = model.head(task), layers(values(strategy.model.backbone))
+            head, main = model.head(task), layers(states.values(strategy.model.backbone))
             gate = list(model.by_layer(model.gate.value).values())
             masks = {t: [m.float() for m in of.values()] for t, of in model.masks.items()}
             losses = []
@@ -129,21 +119,21 @@ def test_a_fresh_shadow_is_drawn_from_seed_task_and_earlier_task(monkeypatch):
 def test_an_unlearning_writes_the_shadows_values_where_both_masks_overlap(adjustment, gone):
     """Compare with a deletion, followed by the values of each shadow task by task."""
     strategy = copy.deepcopy(trained_once(adjustment))
-    now = {f"backbone.{name}": value for name, value in values(strategy.model.backbone).items()}
-    expected = {**now, **trajectory(strategy).remove([gone], now).values}
+    now = {f"backbone.{name}": value for name, value in states.values(strategy.model.backbone).items()}
+    expected = {**now, **states.trajectory(strategy).remove([gone], now).values}
     mine = entries_in_use(strategy.model, gone)
     of_earlier = [entries_in_use(strategy.model, task) for task in range(gone)]
     overwritten = 0
     for task in range(gone + 1, 4):
         use = entries_in_use(strategy.model, task)
-        for name, part in backups(strategy).kept[task][gone].updates.items():
+        for name, part in states.backups(strategy).kept[task][gone].updates.items():
             overlap = mine[name] & use[name]
             assert torch.equal(part.where, overlap)
             now = expected[f"backbone.{name}"] = expected[f"backbone.{name}"].clone()
             now[overlap] = part.values
             overwritten += sum(int((overlap & of[name]).sum()) for of in of_earlier)
     strategy.unlearn([gone])
-    for name, value in values(strategy.model.backbone).items():
+    for name, value in states.values(strategy.model.backbone).items():
         assert torch.equal(value, expected[f"backbone.{name}"]), name
     assert (overwritten > 0) == (gone > 0)
 
@@ -156,7 +146,7 @@ def test_unlearned_tasks_leave_no_trace_in_a_joint_training_with_a_deadline():
         strategy = learned(tasks, stream=benchmark)
         models.append(strategy.model)
         assert strategy.model.tasks == (0, 2)
-    assert bits(models[0]) == bits(models[1])
+    assert states.bits(models[0]) == states.bits(models[1])
 
 
 def gains():
@@ -190,17 +180,17 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it_or_multipli
     strategy, plain = scaled(2, compensation=ScaledUpdatesPlugin(by, alpha=0.5)), scaled(2, None)
     use = TaskUse(scaled(1).model)  # before task 1
     rule = find_plugin(strategy, HATPlugin).rule
-    before = trajectory(plain).values_before(1, dict(plain.model.named_parameters()))
-    trained = values(plain.model.backbone)
-    region, moved = entries_first_used(strategy.model, 0, []), trajectory(strategy).moved(1)
+    before = states.trajectory(plain).values_before(1, dict(plain.model.named_parameters()))
+    trained = states.values(plain.model.backbone)
+    region, moved = entries_first_used(strategy.model, 0, []), states.trajectory(strategy).moved(1)
     plain.unlearn([0])
     assert strategy.unlearn([0]).plan.compensated == (1,)
     kept = find_plugin(strategy, ScaledUpdatesPlugin).rates
     assert kept.keys() == {1}
     assert not any((rates.where & ~moved[f"backbone.{name}"]).any() for name, rates in kept[1].items())
-    unscaled = values(plain.model.backbone)
+    unscaled = states.values(plain.model.backbone)
     n_scaled = 0
-    for name, value in values(strategy.model.backbone).items():
+    for name, value in states.values(strategy.model.backbone).items():
         where = region[name] & moved[f"backbone.{name}"]
         update = trained[name].double() - before[f"backbone.{name}"].double()
         rate = (1 - rule.protected_share(use, name, 0.0)).double()
@@ -215,19 +205,19 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it_or_multipli
 def test_the_coefficient_of_an_unlearned_update_is_zero(compensation):
     plain, marked = (scaled(4, compensation) for _ in range(2))
     for task in (0, 1):
-        mark(marked, task, size=1.0)
-    assert_marks_go(plain, marked, [[1], [0]], atol=2e-4)
+        states.mark(marked, task, size=1.0)
+    states.assert_marks_go(plain, marked, [[1], [0]], atol=2e-4)
 
 
 def test_the_alpha_of_the_paper_is_finite_and_two_compensations_are_refused():
     strategy = scaled(2, adjustment=AdaHATRule(alpha=PAPER_ALPHA))
     strategy.unlearn([0])
-    assert all(bool(value.isfinite().all()) for value in values(strategy.model.backbone).values())
+    assert all(bool(value.isfinite().all()) for value in states.values(strategy.model.backbone).values())
     both = scaled(2, plugins=[ScaledUpdatesPlugin("draft")])
-    before = fingerprint(both)
+    before = states.fingerprint(both)
     with pytest.raises(ValueError, match="two compensations revise what task 1 wrote"):
         both.unlearn([0])
-    assert fingerprint(both) == before
+    assert states.fingerprint(both) == before
 
 
 def test_wrong_arguments_are_refused():
@@ -250,7 +240,7 @@ def test_a_pruned_log_is_removed_without_trace_and_keeps_the_claim():
     kept = PrunedTrajectoryPlugin(threshold=0.01, min_active_steps=0.3)
     of_all = {"adjustment": "adahat", "optimizer": "sgd"}
     strategy, lossless = trained(3, trajectory=kept, **of_all), trained(3, **of_all)
-    assert_economical(strategy, lossless, initial_values(amnesiac().model))
+    states.assert_economical(strategy, lossless, states.initial_values(amnesiac().model))
 
 
 @torch.no_grad()
@@ -259,7 +249,7 @@ def test_entries_with_small_or_rare_changes_are_reset():
     layer = nn.Linear(1, 3, bias=False)
     plugin = PrunedTrajectoryPlugin(threshold=0.5, min_active_steps=0.6, dtype=torch.bfloat16)
     assert plugin.trajectory.dtype is torch.bfloat16
-    plugin._activity, before = StepActivity(layer), values(layer)
+    plugin._activity, before = StepActivity(layer), states.values(layer)
     for step in range(5):
         plugin.before_update(None)
         layer.weight[:, 0] += torch.tensor([0.05, float(step < 2), float(step < 3)])

@@ -51,9 +51,7 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
         if not path.is_dir():
             raise FileNotFoundError(f"there is no folder {path}: give folders that hold runs")
         if not (here := sorted(file.parent for file in path.rglob(RUN_FILE))):
-            raise FileNotFoundError(
-                f"{path} holds no run: no {RUN_FILE} of a JSONLogger; offline runs of W&B are sent by `wandb sync`"
-            )
+            raise FileNotFoundError(f"{path} holds no {RUN_FILE} of a JSONLogger; `wandb sync` sends runs of W&B")
         json_runs |= dict.fromkeys(here)
     from avalanche_amnesia.logging.wandb import resolve_mode  # lazy: not needed to report a wrong folder
 
@@ -66,12 +64,8 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
 def _send(folder: Path, project: str | None, mode: str) -> Outcome:
     try:
         head = next(lines_of(folder))
-        target = {
-            "content": hashlib.sha256((folder / RUN_FILE).read_bytes()).hexdigest(),
-            "project": project or head["project"],
-            "mode": mode,
-            "run": head["id"],
-        }
+        digest = hashlib.sha256((folder / RUN_FILE).read_bytes()).hexdigest()
+        target = {"content": digest, "project": project or head["project"], "mode": mode, "run": head["id"]}
         sent, content = folder / SENT, (json.dumps(target) + "\n").encode()
         if sent.is_file() and sent.read_bytes() == content:
             return Outcome(folder, "unchanged", f"run {head['id']} was sent before ({mode}), nothing was added")

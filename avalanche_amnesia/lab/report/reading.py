@@ -170,8 +170,9 @@ class Entry:
         return [cost for run in self.runs for cost in run.costs]
 
     def spread(self, get: Get, position: int = -1) -> Spread | None:
-        """Apply ``get`` to evaluation number ``position`` (-1: last) of each run; return mean, minimum, maximum."""
-        return spread(get(run.moments[position]) for run in self.runs if position < len(run.moments))
+        """Apply ``get`` to evaluation number ``position`` (-1: last, of whole runs) of each run; return its spread."""
+        needed = position + 1 or max(len(run.moments) for run in self.runs)  # a run that stopped has no last one
+        return spread(get(run.moments[position]) for run in self.runs if len(run.moments) >= needed)
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
@@ -205,9 +206,7 @@ def read_runs(folder: str | Path) -> list[Run]:
     """
     found = [read_run(file.parent) for file in sorted(Path(folder).rglob(RUN_FILE))]
     if not (there := [run for run in found if run.moments]):
-        raise ValueError(
-            f"{folder} holds no {RUN_FILE} of a run evaluated after a task: give folders of amnesia run or a JSONLogger"
-        )
+        raise ValueError(f"{folder} holds no {RUN_FILE} of an evaluated run: give folders of amnesia run or JSONLogger")
     return there
 
 
@@ -223,9 +222,7 @@ def read_run(folder: str | Path) -> Run:
         JSONRunError: the folder has no log, or the log is broken.
     """
     folder = Path(folder)
-    head: dict[str, Any] = {}
-    strategy: dict[str, Any] = {}
-    ended = False
+    head, strategy, ended = dict[str, Any](), dict[str, Any](), False
     records, reader = list[dict[str, Any]](), _Reader()
     for number, line in enumerate(lines_of(folder), 1):
         try:
@@ -244,9 +241,8 @@ def read_run(folder: str | Path) -> Run:
                 case "end":
                     ended = line["exit_code"] == 0
         except FileNotFoundError as error:
-            raise JSONRunError(
-                f"line {number} of {folder / RUN_FILE} names {line['path']}, which is not there"
-            ) from error
+            told = f"line {number} of {folder / RUN_FILE} names {line['path']}, which is not there"
+            raise JSONRunError(told) from error
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, LookupError) else error
             raise JSONRunError(f"line {number} of {folder / RUN_FILE} is broken: {why}") from error
@@ -297,9 +293,7 @@ class _Reader:
         if self._ended == self._event:  # a second evaluation replaces the first
             self._capacity_before = self.moments.pop().capacity_before
         before = self.moments[-1] if self.moments else None
-        trained: dict[int, None] = {}
-        removed: dict[int, None] = {}
-        parts: list[str] = []
+        trained, removed, parts = dict[int, None](), dict[int, None](), list[str]()
         for event in events:
             if event["what"] == "trained":
                 removed.pop(event["task"], None)
@@ -388,7 +382,7 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to dotted names such as ``training.epochs``."""
     found: dict[str, Any] = {}
     for key, value in content.items():
-        if isinstance(value, dict) and value and not all(name.isdigit() for name in value):
+        if isinstance(value, dict) and value and not all(str(name).isdigit() for name in value):
             found |= flatten(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value

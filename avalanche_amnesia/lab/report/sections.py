@@ -114,15 +114,9 @@ def _line_charts(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tupl
 
 def _trace_charts(entries: Sequence[Entry], shown: TraceTest) -> list[LineChart]:
     """Return charts of a metric of unlearned tasks, on this model and on the retrained model."""
-    axis, beside = shown.axis, f"{shown.metric}_reference"
-    return _line_charts(
-        entries,
-        shown.check,
-        replace(axis, label=f"mean {axis.label}"),
-        ("here", "this model", number(shown.metric)),
-        ("retrained", "retrained model", number(beside)),
-        ("chance", "chance", number(f"{shown.metric}_chance")),
-    )
+    roles = (("here", "this model", ""), ("retrained", "retrained model", "_reference"), ("chance",) * 2 + ("_chance",))
+    lines = ((role, name, number(f"{shown.metric}{suffix}")) for role, name, suffix in roles)
+    return _line_charts(entries, shown.check, replace(shown.axis, label=f"mean {shown.axis.label}"), *lines)
 
 
 def _accuracy_matrix(entry: Entry) -> Matrix:

@@ -77,16 +77,14 @@ def first_batches(strategy: Strategy, experience: Any, steps: int, **options: An
             random = rng_state()
             first, second = (_hash_batches(strategy, steps, random) for _ in range(2))
         except Exception as error:  # any error that refuses the task; the training itself raises it again
-            raise NotRepeatableError(
-                f"the training could not begin without plugins of others: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise NotRepeatableError(f"the training could not begin without plugins of others: {what}") from error
         finally:
             set_attributes(strategy, attributes)
     other = next((at for at, pair in enumerate(zip(first, second, strict=True), 1) if pair[0] != pair[1]), None)
     if other is not None:
-        raise NotRepeatableError(
-            f"the training is not repeatable: its data gave another mini-batch in step {other} the second time"
-        )
+        told = f"its data gave another mini-batch in step {other} the second time"
+        raise NotRepeatableError(f"the training is not repeatable: {told}")
     return first
 
 

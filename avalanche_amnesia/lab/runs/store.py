@@ -111,8 +111,8 @@ class RunStore:
                 status = (folder / STATE).stat()
             except (StateError, OSError):  # another process deletes it, or was killed while writing it
                 continue
-            node = {**body["node"], "trained": tuple(body["node"]["trained"])}
-            found.append(Node(folder.name, **node, nbytes=status.st_size, used=status.st_mtime))
+            node = {**body["node"], "key": folder.name, "trained": tuple(body["node"]["trained"])}
+            found.append(Node(**node, nbytes=status.st_size, used=status.st_mtime))
         return sorted(found, key=lambda node: -node.used)
 
     def nbytes(self) -> int:
@@ -391,6 +391,8 @@ class StoredRun:
 
         def read() -> Any:
             body, tensors = self._store.read(key)
+            if body["node"]["key"] != key:
+                raise StateError(f"{self._store.path} has another state under the key {key}")
             self._seconds.setdefault(key, float(body["node"]["seconds"]))
             return body, tensors
 
@@ -418,7 +420,7 @@ class StoredRun:
             except StateError as error:
                 self._stop(error)
                 return
-            node = {"parent": step.parent, "trained": step.trained, "step": step.name}
+            node = {"key": step.key, "parent": step.parent, "trained": step.trained, "step": step.name}
             self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, parts)
 
 

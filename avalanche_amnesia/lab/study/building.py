@@ -74,9 +74,7 @@ def make_stream(settings: kinds.StreamSettings, seed: int, root: str | Path | No
         raise TypeError(f"{settings.name} returned {stream!r}, no benchmark: return what task_benchmark returns")
     if len(stream.train_stream) != settings.n_tasks:
         n = len(stream.train_stream)
-        raise ValueError(
-            f"stream.n_tasks={settings.n_tasks}, but {settings.name} has {n} tasks: say stream.n_tasks={n}"
-        )
+        raise ValueError(f"stream.n_tasks={settings.n_tasks}, but {settings.name} has {n}: say stream.n_tasks={n}")
     return stream
 
 
@@ -154,9 +152,7 @@ def model_class(kind: type) -> type:
     if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
         return annotation
     if issubclass(kind, training.TaskStrategy):
-        raise ValueError(
-            f"{kind.__name__} does not say which model it trains: annotate its argument model: MaskedModel"
-        )
+        raise ValueError(f"{kind.__name__} has no model of a known class: annotate its argument model: MaskedModel")
     return TaskNormModel
 
 

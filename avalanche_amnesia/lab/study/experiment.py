@@ -1,8 +1,10 @@
 """Read experiments from YAML files, list their runs, and find the folders of their results."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +17,17 @@ from avalanche_amnesia.lab.report.reading import flatten
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.saving.typed import to_type
 
-SETTINGS = "settings.yaml"
+RESULTS, SETTINGS = "results.csv", "settings.yaml"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads ``1e-3`` as a number, as in YAML 1.2."""
+    """YAML loader that reads ``1e-3`` as a number, as in YAML 1.2, and refuses a key that a mapping has twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        counts = Counter(str(key.value) for key, _ in node.value)
+        if twice := [key for key, _ in node.value if counts[str(key.value)] > 1]:
+            raise yaml.MarkedYAMLError(problem=f"two keys {twice[0].value}", problem_mark=twice[1].start_mark)
+        return super().construct_mapping(node, deep)
 
 
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
@@ -138,6 +146,10 @@ def cells_of(
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
     if not (cells := [settings.Cell(experiment, *names) for names in wanted]):
         raise ValueError(f"experiment {experiment.name} needs a method, a scenario and a seed at least")
+    for names in (experiment.methods, experiment.scenarios):
+        of_folders = Counter(map(slug, names))
+        if shared := [name for name in names if of_folders[slug(name)] > 1 or len(slug(name)) > 200]:
+            raise ValueError(f"{shared} can't name folders of results: give other letters and digits, at most 200")
     hindered = [_why_not(experiment.methods[cell.method], experiment.scenarios[cell.scenario]) for cell in cells]
     if not (found := [cell for cell, why in zip(cells, hindered, strict=True) if why is None]):
         raise ValueError(f"{cells[0].method} under {cells[0].scenario}: {hindered[0]}; take another scenario or method")
@@ -175,16 +187,24 @@ def folder_of(cell: settings.Cell, out: Path) -> Path:
 
 
 def is_done(cell: settings.Cell, folder: Path) -> bool:
-    """Return True if a folder contains results of the run ``cell`` with equal settings."""
-    return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not differences(cell, folder)
+    """Return True if a folder contains the results of the run ``cell`` with equal settings, as they were written."""
+    return (folder / SETTINGS).is_file() and not differences(cell, folder)
 
 
 def differences(cell: settings.Cell, folder: Path) -> list[str]:
-    """Return the names of settings that differ between a run and the results in its folder."""
+    """Return the names of settings that differ between a run and the results in its folder, and of changed files."""
     if not (folder / SETTINGS).is_file():
         return []
-    found, wanted = flatten(yaml.safe_load((folder / SETTINGS).read_text()) or {}), flatten(all_settings(cell))
+    found, wanted = from_yaml((folder / SETTINGS).read_bytes(), str(folder / SETTINGS)), mark_of(cell, folder)
+    found, wanted = flatten(found if isinstance(found, dict) else {}), flatten(wanted)
     return [name for name in wanted | found if found.get(name, ...) != wanted.get(name, ...)]
+
+
+def mark_of(cell: settings.Cell, folder: Path) -> dict[str, Any]:
+    """Return the content of the file that marks a run's results as complete: settings, and hashes of its files."""
+    files = [folder / RUN_FILE, folder / RESULTS, *sorted(folder.glob("records/*.json"))]
+    hashes = {str(file.relative_to(folder)): sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+    return all_settings(cell) | {"files": hashes}
 
 
 def slug(name: str) -> str:

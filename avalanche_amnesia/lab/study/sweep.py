@@ -23,7 +23,7 @@ from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.run_plan import RunPlan, plan_paths, reference_paths
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build, check_names
-from avalanche_amnesia.lab.study.experiment import SETTINGS, all_settings, folder_of, is_done
+from avalanche_amnesia.lab.study.experiment import RESULTS, SETTINGS, all_settings, folder_of, is_done, mark_of
 from avalanche_amnesia.lab.study.settings import Cell
 from avalanche_amnesia.saving.files import replace_file
 
@@ -73,8 +73,8 @@ def run_cell(
     beside: dict[str, Any] = {"loggers": loggers, "progress": progress, "store": kept}
     measure_run(cell.method, make, benchmark, folder, settings=settings, noise_floor=floors, **beside)
     run = read_run(folder)
-    replace_file(folder / "results.csv", csv_of([run]))
-    saved = yaml.safe_dump(all_settings(cell), sort_keys=False, allow_unicode=True)
+    replace_file(folder / RESULTS, csv_of([run]))
+    saved = yaml.safe_dump(mark_of(cell, folder), sort_keys=False, allow_unicode=True)
     replace_file(folder / SETTINGS, saved.encode())  # last: this file marks the results as complete
     return run
 

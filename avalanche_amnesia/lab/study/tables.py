@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -11,18 +12,9 @@ from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import COLOURS, house_style, new_figure
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
+from avalanche_amnesia.lab.report import reading
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
-from avalanche_amnesia.lab.report.reading import (
-    OF_STUDY,
-    Evaluation,
-    Run,
-    drop_seeds,
-    entries,
-    flatten,
-    group_by,
-    read_runs,
-    spread,
-)
+from avalanche_amnesia.lab.report.reading import Evaluation, Run, drop_seeds, entries, flatten, group_by, spread
 from avalanche_amnesia.lab.report.tables import csv_text
 from avalanche_amnesia.lab.report.verdicts import claim_of
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, without_unit
@@ -32,8 +24,10 @@ from avalanche_amnesia.saving.files import replace_file
 
 def read_study(folder: Path) -> list[Run]:
     """Return the finished runs of ``amnesia run`` and ``amnesia sweep`` in a folder."""
-    runs = [run for run in read_runs(folder) if run.ended and {"experiment", "scenario"} <= run.settings.keys()]
-    if not runs:
+    found = [run for run in reading.read_runs(folder) if {"experiment", "scenario"} <= run.settings.keys()]
+    if stopped := [str(run.folder) for run in found if not run.ended]:
+        warnings.warn(f"these runs did not end and are left out, do them again: {', '.join(stopped)}", stacklevel=2)
+    if not (runs := [run for run in found if run.ended]):
         raise ValueError(f"{folder} holds no results of amnesia run or sweep: use amnesia report without --tables")
     return runs
 
@@ -129,7 +123,7 @@ def _check_comparable(runs: Sequence[Run]) -> None:
     for entry in entries(runs):  # raises an error for a run given twice
         settings = flatten(drop_seeds(entry.first.settings))
         names = _experiment_name(entry.first), entry.first.name, _scenario_name(entry.first)
-        for what, begins in ((names[:1], OF_STUDY), (names, ("",))):
+        for what, begins in ((names[:1], reading.OF_STUDY), (names, ("",))):
             other = seen.setdefault(what, settings)
             differ = [k for k in settings | other if k.startswith(begins) and settings.get(k) != other.get(k)]
             if differ:

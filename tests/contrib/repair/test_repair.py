@@ -5,18 +5,9 @@ from functools import cache, partial
 
 import pytest
 import torch
+from support import strategy_state as states
 from support.fault_injection import FailsAtEvent, raiser
 from support.strategies import accuracy, amnesiac, batch_normed, learn, logits, stock
-from support.strategy_state import (
-    bits,
-    fingerprint,
-    initial_values,
-    stray,
-    trajectory,
-    unchanged,
-    unlearning_plugin,
-    values,
-)
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
@@ -54,8 +45,8 @@ NORMED = partial(batch_normed, 2)
 
 def test_a_repair_changes_no_bit_outside_the_overlap():
     plain, ours = trained(optimizer="adamw"), trained("joint", optimizer="adamw")
-    before = values(plain.model)
-    assert all(same_bits(before[name], value).all() for name, value in values(ours.model).items())
+    before = states.values(plain.model)
+    assert all(same_bits(before[name], value).all() for name, value in states.values(ours.model).items())
     plain.unlearn([1])
     untouched = logits(plain, TEST[0])
     record = ours.unlearn([1])
@@ -63,10 +54,10 @@ def test_a_repair_changes_no_bit_outside_the_overlap():
     assert same_bits(logits(ours, TEST[0]), untouched).all()
     model = ours.model
     use, of_others = (model.graph.parameter_use(*(model.masks[t] for t in tasks)) for tasks in ((2, 3), (0,)))
-    after = values(ours.model)
+    after = states.values(ours.model)
     own = {name for name in after if name.startswith(("heads.2.", "heads.3."))}
     moved_at_all = 0
-    for name, value in values(plain.model).items():
+    for name, value in states.values(plain.model).items():
         moved = ~same_bits(value, after[name])
         assert record.repair.entries.get(name, 0) == int(moved.sum())
         if name in own or not bool(moved.any()):
@@ -125,7 +116,7 @@ def test_an_error_during_a_repair_changes_nothing(monkeypatch, error, where):
         grads = [(p.requires_grad, p.grad) for p in strategy.model.parameters()]
         modes = [module.training for module in strategy.model.modules()]
         random = [part.tolist() if isinstance(part, torch.Tensor) else str(part) for part in rng_state()]
-        return fingerprint(strategy, samples), str(grads), modes, random
+        return states.fingerprint(strategy, samples), str(grads), modes, random
 
     def fail(self, *args, calls=[]):  # noqa: B006 - counts its calls
         calls.append(1)
@@ -134,11 +125,11 @@ def test_an_error_during_a_repair_changes_nothing(monkeypatch, error, where):
             raise error("injected")
         return loss(self, *args)
 
-    with unchanged(state), monkeypatch.context() as patch:
+    with states.unchanged(state), monkeypatch.context() as patch:
         if where == "step":
             patch.setattr(DarkLoss, "__call__", fail)
         else:
-            patch.setattr(unlearning_plugin(strategy).ledger, "forget", raiser(error))
+            patch.setattr(states.unlearning_plugin(strategy).ledger, "forget", raiser(error))
         with pytest.raises(error, match="injected"):
             strategy.unlearn([1])
     assert strategy.unlearn([1]).plan.repaired == (2, 3)
@@ -146,10 +137,10 @@ def test_an_error_during_a_repair_changes_nothing(monkeypatch, error, where):
 
 def test_a_diverged_repair_is_an_error_and_nothing_is_unlearned():
     strategy = trained(RepairPlugin(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e30)))
-    before = fingerprint(strategy)
+    before = states.fingerprint(strategy)
     with pytest.raises(DivergedError, match=r"the repair of tasks \[2, 3\] diverged"):
         strategy.unlearn([1])
-    assert fingerprint(strategy) == before
+    assert states.fingerprint(strategy) == before
 
 
 def test_the_memory_has_equally_many_samples_of_each_remaining_task():
@@ -188,27 +179,27 @@ def test_the_next_request_starts_from_values_without_the_repair(monkeypatch):
         found, repair = [], RepairPlugin.repair
 
         def look(self, model, *args, repair=repair, found=found):
-            found.append(bits(model))
+            found.append(states.bits(model))
             return repair(self, model, *args)
 
         with monkeypatch.context() as patch:
             patch.setattr(RepairPlugin, "repair", look)
             record = ours.unlearn(request)
-        assert found == [bits(plain.model)]
+        assert found == [states.bits(plain.model)]
         assert record.repair.steps == 50
-        assert bits(ours.model) != bits(plain.model)
-    assert trajectory(ours).tasks == (0, 3)
+        assert states.bits(ours.model) != states.bits(plain.model)
+    assert states.trajectory(ours).tasks == (0, 3)
 
 
 def test_unlearning_all_tasks_restores_the_initial_bits():
-    initial = initial_values(amnesiac().model)
+    initial = states.initial_values(amnesiac().model)
     for order in ([[0], [2], [1], [3]], [[1], [0, 3], [2]]):
         strategy = trained("joint")
         for request in order:
             strategy.unlearn(request)
-            assert stray(strategy.model, initial) == []
-            assert sorted(plugin_of(strategy).memory.samples) == list(trajectory(strategy).tasks)
-        assert trajectory(strategy).logs == {}
+            assert states.stray(strategy.model, initial) == []
+            assert sorted(plugin_of(strategy).memory.samples) == list(states.trajectory(strategy).tasks)
+        assert states.trajectory(strategy).logs == {}
         assert all(torch.equal(p, initial[name]) for name, p in strategy.model.backbone.named_parameters())
 
 
@@ -218,23 +209,24 @@ def test_a_request_during_a_task_repairs_the_values_before_the_task():
     strategy, plain = (amnesiac(repair=repair, **options) for repair in (RepairPlugin, None))
     for s in (strategy, plain):
         learn(s, benchmark.train_stream)
-    (record,) = unlearning_plugin(strategy).records
+    (record,) = states.unlearning_plugin(strategy).records
     assert record.plan.repaired == (1, 2)
-    assert not {name for name in trajectory(strategy).logs[3] if name.startswith("heads.")}
+    assert not {name for name in states.trajectory(strategy).logs[3] if name.startswith("heads.")}
     strategy.unlearn([3])  # removes the repair and restores no older head
     plain.unlearn([3])
-    stored = trajectory(strategy).remove((), values(strategy.model))
-    without = values(strategy.model) | dict(stored.values)
-    assert all(same_bits(value, without[name]).all() for name, value in values(plain.model).items() if "heads" in name)
+    stored = states.trajectory(strategy).remove((), states.values(strategy.model))
+    without = states.values(strategy.model) | dict(stored.values)
+    heads = {name: value for name, value in states.values(plain.model).items() if "heads" in name}
+    assert all(same_bits(value, without[name]).all() for name, value in heads.items())
     strategy.unlearn([1, 2])
-    initial = initial_values(amnesiac().model)
+    initial = states.initial_values(amnesiac().model)
     assert all(torch.equal(p, initial[name]) for name, p in strategy.model.backbone.named_parameters())
 
 
 def test_an_interrupted_training_keeps_a_repair_made_during_it():
     class Stops(RepairPlugin):
         def before_update(self, strategy, **kwargs):
-            if unlearning_plugin(strategy).records:
+            if states.unlearning_plugin(strategy).records:
                 raise KeyboardInterrupt
 
     benchmark = with_unlearning(PERMUTED, [UnlearningRequest((0,), 2, "iteration", 5)])
@@ -244,19 +236,19 @@ def test_an_interrupted_training_keeps_a_repair_made_during_it():
     strategy.abort_training()
     between = learn(amnesiac(train_epochs=2, repair=RepairPlugin()), PERMUTED.train_stream[:2])
     between.unlearn([0])
-    assert bits(strategy.model) == bits(between.model)
+    assert states.bits(strategy.model) == states.bits(between.model)
 
 
 def test_a_repair_is_kept_if_a_recorded_task_is_aborted():
     fails = FailsAtEvent(error=MemoryError)
     strategy = learn(amnesiac(train_epochs=2, repair=RepairPlugin(), plugins=[fails]), PERMUTED.train_stream[:3])
     strategy.unlearn([0])
-    before, logs, fails.event = bits(strategy.model), trajectory(strategy).logs, "after_training_exp"
+    before, logs, fails.event = states.bits(strategy.model), states.trajectory(strategy).logs, "after_training_exp"
     with pytest.raises(MemoryError, match="injected"):
         strategy.train(PERMUTED.train_stream[3])
     strategy.abort_training()
-    assert bits(strategy.model) == before
-    assert trajectory(strategy).logs == logs
+    assert states.bits(strategy.model) == before
+    assert states.trajectory(strategy).logs == logs
 
 
 @pytest.mark.parametrize(("options", "threshold"), [({"dtype": torch.int8}, 0.0), ({}, 0.3)], ids=["int8", "threshold"])

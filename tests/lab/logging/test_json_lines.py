@@ -200,7 +200,7 @@ def test_folders_without_runs_of_json_lines_are_refused(tmp_path: Path, amnesia:
         sync([], mode="disabled")
     with WandBLogger(dir=tmp_path / "theirs", mode="offline") as logger:
         logger.log_single_metric("x", 1, 0)
-    with pytest.raises(FileNotFoundError, match="sent by `wandb sync`"):
+    with pytest.raises(FileNotFoundError, match="`wandb sync` sends runs"):
         sync([tmp_path], mode="offline")
 
 

@@ -121,7 +121,7 @@ def test_the_command_reports_several_runs_as_one_page(tmp_path, amnesia):
 def test_folders_without_evaluated_runs_are_refused(tmp_path, amnesia):
     JSONLogger(tmp_path / "never evaluated").finish()
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ValueError, match=r"holds no run.jsonl of a run evaluated"):
+        with pytest.raises(ValueError, match=r"holds no run.jsonl of an evaluated run"):
             read_runs(folder)
     assert "holds no run.jsonl" in amnesia("report", str(tmp_path), "--out", str(tmp_path / "report.html"), status=2)
     assert not (tmp_path / "report.html").exists()

@@ -108,6 +108,10 @@ def test_several_seeds_are_one_row_with_a_range(runs):
     assert float(summary[2]["accuracy on remaining tasks"]) == pytest.approx(first - 0.01)
     assert over_seeds(Spread(first - 0.01, first - 0.02, first), percent) in page.text
     assert {row["seed"] for row in page.rows("transfer-table-1")} == {"0", "1", "2"}
+    stopped = [replace(run, moments=run.moments[:1], ended=False) for run in another_seed(3)]  # no run at the end
+    rows = Page(report_page([*runs, *another_seed(1), *another_seed(2), *stopped])).rows("summary-table")
+    accuracies = [[row["accuracy on remaining tasks"] for row in each] for each in (rows, summary)]
+    assert accuracies[0] == accuracies[1]
 
 
 def test_runs_with_other_settings_are_rows_of_their_own_and_equal_runs_are_refused(runs):

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -148,12 +149,15 @@ def test_prune_needs_a_bound_and_keeps_spared_states(tmp_path):
     assert not list((tmp_path / "blobs").iterdir())
 
 
-@pytest.mark.parametrize("damage", ["state", "a byte of the tensors"])
+@pytest.mark.parametrize("damage", ["state", "another state", "a byte of the tensors"])
 def test_a_damaged_state_is_computed_again(damage, tmp_path):
     whole = through(RunStore(tmp_path).run(brief()), (0, 1))
     if damage == "state":
         file = tmp_path / "nodes" / whole.key / "state.json"
         file.write_text(file.read_text()[:-10])
+    elif damage == "another state":  # a store badly copied
+        earlier, later = sorted(RunStore(tmp_path).nodes(), key=lambda node: len(node.trained))
+        shutil.copy(tmp_path / "nodes" / earlier.key / "state.json", tmp_path / "nodes" / later.key / "state.json")
     else:
         for file in (tmp_path / "blobs").iterdir():
             content = file.read_bytes()

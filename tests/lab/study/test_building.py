@@ -21,20 +21,8 @@ from avalanche_amnesia.contrib.streams import scenarios
 from avalanche_amnesia.contrib.streams.image_sets import DataNotFoundError
 from avalanche_amnesia.contrib.streams.scenarios import Scenario
 from avalanche_amnesia.lab.report import read_run
+from avalanche_amnesia.lab.study import building
 from avalanche_amnesia.lab.study import settings as kinds
-from avalanche_amnesia.lab.study.building import (
-    OWN,
-    STOCK,
-    build,
-    check_options,
-    get_maker,
-    make_network,
-    make_scenario,
-    make_strategy,
-    make_stream,
-    model_class,
-    optimizer_class,
-)
 from avalanche_amnesia.lab.study.experiment import cells_of, read_experiment
 from avalanche_amnesia.lab.study.settings import Cell, MethodSettings, NetworkSettings, ScenarioSettings, StreamSettings
 from avalanche_amnesia.models import MaskedModel
@@ -46,15 +34,15 @@ EXPERIMENTS = sorted((Path(__file__).parents[3] / "experiments").glob("*.yaml"))
 
 
 def test_settings_list_the_kinds_that_exist():
-    assert set(kinds.METHODS) == {*OWN, *STOCK}
+    assert set(kinds.METHODS) == {*building.OWN, *building.STOCK}
     assert all(callable(getattr(scenarios, name)) for name in kinds.SCENARIOS)
     for stream in kinds.STREAMS:
-        assert callable(get_maker(stream, "stream.name"))
-    assert all(kind in OWN for kind in kinds.OBEY_NOTHING)
+        assert callable(building.get_maker(stream, "stream.name"))
+    assert all(kind in building.OWN for kind in kinds.OBEY_NOTHING)
 
 
 def test_a_strategy_from_settings_has_the_bits_of_one_from_a_script():
-    benchmark, make = build(Cell(TINY, "AmnesiacHAT", "published", 3))
+    benchmark, make = building.build(Cell(TINY, "AmnesiacHAT", "published", 3))
     torch.manual_seed(3)
     model = MaskedModel(MLP(64, hidden=(16,), features=12))
     options = {"train_mb_size": 20, "train_epochs": 1, "eval_mb_size": 512, "seed": 3}
@@ -68,17 +56,17 @@ def test_a_strategy_from_settings_has_the_bits_of_one_from_a_script():
     assert torch.equal(benchmark.train_stream[4].tensors[0], data.train_stream[4].tensors[0])
 
 
-@pytest.mark.parametrize("kind", [*OWN, "EWC", "Replay", "DER++"])
+@pytest.mark.parametrize("kind", [*building.OWN, "EWC", "Replay", "DER++"])
 def test_every_method_learns_and_answers_requests(kind):
     experiment = replace(TINY, methods={"it": MethodSettings(kind)})
-    benchmark, make = build(Cell(experiment, "it", "published", 0))
+    benchmark, make = building.build(Cell(experiment, "it", "published", 0))
     strategy = learn(make(), benchmark.train_stream[:2])
     assert unlearning_of(strategy).ledger.unlearned == (0,)
     assert tuple(strategy.model.tasks) == ((0, 1) if kind in kinds.OBEY_NOTHING else (1,))
 
 
 def check(kind, **options):
-    check_options(MethodSettings(kind, options=options))
+    building.check_options(MethodSettings(kind, options=options))
 
 
 OMNIGLOT = StreamSettings("experiments.omniglot:SplitOmniglot", n_train=5)
@@ -93,13 +81,13 @@ WRONG = [
     (lambda: check("Naive", criterion="mse"), "Naive has no option 'criterion'"),
     (lambda: check("WSN", density="x"), "options.density of WSN must be float, got 'x'"),
     (lambda: check("experiments.piggyback:Piggyback", score_lr="x"), "must be float, got 'x'"),
-    (lambda: make_stream(StreamSettings(options={"clas_order": [1]}), 0), "did you mean 'class_order'"),
-    (lambda: make_stream(OMNIGLOT, 0), "no option 'n_train'"),
-    (lambda: make_stream(StreamSettings("SplitMNIST"), 0, "/nowhere"), "/nowhere"),
-    (lambda: make_stream(StreamSettings(f"{HERE}:always_two", 3), 0), "has 2 tasks: say stream.n_tasks=2"),
-    (lambda: make_scenario(ScenarioSettings("bursts", {"sise": 2}), 5), "did you mean 'size'"),
-    (lambda: make_scenario(ScenarioSettings("at_random", {"rate": 2}), 5), r"rate must lie in \[0, 1\]"),
-    (lambda: model_class(Silent), "annotate its argument model: MaskedModel"),
+    (lambda: building.make_stream(StreamSettings(options={"clas_order": [1]}), 0), "did you mean 'class_order'"),
+    (lambda: building.make_stream(OMNIGLOT, 0), "no option 'n_train'"),
+    (lambda: building.make_stream(StreamSettings("SplitMNIST"), 0, "/nowhere"), "/nowhere"),
+    (lambda: building.make_stream(StreamSettings(f"{HERE}:always_two", 3), 0), "has 2: say stream.n_tasks=2"),
+    (lambda: building.make_scenario(ScenarioSettings("bursts", {"sise": 2}), 5), "did you mean 'size'"),
+    (lambda: building.make_scenario(ScenarioSettings("at_random", {"rate": 2}), 5), r"rate must lie in \[0, 1\]"),
+    (lambda: building.model_class(Silent), "annotate its argument model: MaskedModel"),
     (lambda: cells_of(replace(TINY, methods={"x": MethodSettings("Naiv")})), "x.kind .*did you mean 'Naive'"),
 ]
 
@@ -117,17 +105,17 @@ def test_options_of_the_right_types_reach_the_strategy():
         ("WSN", {"density": 0.3, "masks": {"score_lr": 0.1}}),
         ("avalanche.training.supervised:DER", {"mem_size": 10, "batch_size_mem": None}),
     ]:
-        check_options(MethodSettings(kind, options=options))
+        building.check_options(MethodSettings(kind, options=options))
     method = MethodSettings("WSN", options={"density": 0.3, "masks": {"score_lr": 0.1}})
     experiment = replace(TINY, methods={"it": method})
-    made = build(Cell(experiment, "it", "published", 0))[1]()
+    made = building.build(Cell(experiment, "it", "published", 0))[1]()
     assert made.model.density == 0.3
     assert find_plugin(made, SubnetPlugin).masks.score_lr == 0.1
 
 
 def test_networks_fit_the_shape_of_images():
     for name, shape in (("CharacterNet", (1, 28, 28)), ("SmallConvNet", (3, 32, 32)), ("ResNet18", (3, 32, 32))):
-        network = make_network(NetworkSettings(name), torch.zeros(shape))
+        network = building.make_network(NetworkSettings(name), torch.zeros(shape))
         assert network(torch.zeros(2, *shape)).shape == (2, network.features)
 
 
@@ -140,19 +128,20 @@ def test_every_experiment_file_can_be_read_and_has_valid_requests():
         small, full = (read_experiment(file, profile) for profile in ("small", "full"))
         assert small.name == full.name == file.stem
         found = {method.kind for method in full.methods.values()}
-        assert file.stem in OWN_QUESTION or found == {*OWN, *STOCK} - {"RanPAC"}  # whose network learns nothing
+        learning = {*building.OWN, *building.STOCK} - {"RanPAC"}  # whose network learns nothing
+        assert file.stem in OWN_QUESTION or found == learning
         for settings in (small, full):
             assert cells_of(settings)
             data = PermutedDigits(settings.stream.n_tasks, n_train=20, n_test=20)
             for scenario in settings.scenarios.values():
-                assert make_scenario(scenario, settings.stream.n_tasks).on(data)
+                assert building.make_scenario(scenario, settings.stream.n_tasks).on(data)
 
 
 def test_the_stream_of_an_experiment_fits_its_network(data_root):
     found = read_experiment(EXPERIMENTS[0].with_name("split_mnist.yaml"), "small")
     stream = replace(found.stream, n_train=60)
     (cell,) = cells_of(replace(found, stream=stream), ["EWC"], [*found.scenarios][:1], [1])
-    _, make = build(cell, data_root)
+    _, make = building.build(cell, data_root)
     assert make().model is not None
 
 
@@ -165,7 +154,7 @@ def test_methods_of_all_experiments_can_be_made():
             made.setdefault((method.kind, json.dumps(words, sort_keys=True)), (file.stem, name, method))
     for stem, name, method in made.values():
         settings = replace(TINY, name=stem, methods={name: method})
-        assert build(Cell(settings, name, "published", 1))[1]().model is not None
+        assert building.build(Cell(settings, name, "published", 1))[1]().model is not None
 
 
 ROOT = Path(__file__).parents[3]
@@ -238,7 +227,7 @@ def test_run_works_without_a_file(file, amnesia):
 
 def test_modules_of_the_working_directory_are_found(file):
     (file / "beside.py").write_text("from avalanche_amnesia.benchmarks import SplitDigits as mine\n")
-    assert len(make_stream(StreamSettings("beside:mine", 2, n_train=40, n_test=50), 0).train_stream) == 2
+    assert len(building.make_stream(StreamSettings("beside:mine", 2, n_train=40, n_test=50), 0).train_stream) == 2
     sys.modules.pop("beside")
 
 
@@ -252,25 +241,26 @@ class Still(AdjustmentRule):
 
 def test_user_rules_and_data_roots_are_used(file, monkeypatch):
     settings = MethodSettings("HAT", options={"adjustment": f"{HERE}:Still"})
-    made = make_strategy(settings, lambda: MLP(4, features=3), two_tasks(2, 0), 1, train_mb_size=4, train_epochs=1)
+    of_run = {"train_mb_size": 4, "train_epochs": 1}
+    made = building.make_strategy(settings, lambda: MLP(4, features=3), two_tasks(2, 0), 1, **of_run)
     assert isinstance(find_plugin(made, HATPlugin).rule, Still)
     monkeypatch.setenv("AMNESIA_DATA", "somewhere")
     roots = []
     monkeypatch.setattr(
         sys.modules[HERE], "rooted", lambda n_tasks, root: roots.append(root) or two_tasks(n_tasks, 0), raising=False
     )
-    make_stream(StreamSettings(f"{HERE}:rooted", 2), 0)
-    make_stream(StreamSettings(f"{HERE}:rooted", 2), 0, root="elsewhere")
+    building.make_stream(StreamSettings(f"{HERE}:rooted", 2), 0)
+    building.make_stream(StreamSettings(f"{HERE}:rooted", 2), 0, root="elsewhere")
     assert roots == ["somewhere", "elsewhere"]
 
 
 def test_the_number_of_features_is_measured_and_optimizers_are_found_by_name():
-    network = make_network(NetworkSettings(f"{HERE}:narrow", options={"width": 5}), torch.zeros(2, 4))
+    network = building.make_network(NetworkSettings(f"{HERE}:narrow", options={"width": 5}), torch.zeros(2, 4))
     assert (network.features, network.training) == (5, True)
-    network = make_network(NetworkSettings(f"{HERE}:of_layers"), torch.zeros(4))
+    network = building.make_network(NetworkSettings(f"{HERE}:of_layers"), torch.zeros(4))
     assert MultiHeadModel(network).n_features == 7
-    assert optimizer_class(MethodSettings("EWC", "NAdam")) is torch.optim.NAdam
-    assert optimizer_class(MethodSettings("EWC", "torch.optim.adamw:AdamW")) is torch.optim.AdamW
+    assert building.optimizer_class(MethodSettings("EWC", "NAdam")) is torch.optim.NAdam
+    assert building.optimizer_class(MethodSettings("EWC", "torch.optim.adamw:AdamW")) is torch.optim.AdamW
 
 
 class Silent(TaskStrategy):

@@ -199,6 +199,7 @@ def test_samples_are_unlearned_by_the_methods_that_support_it(tmp_path):
     with pytest.raises(ValueError, match=r"Piggyback.* can't train task 1 again"):
         run_cell(cells[1], tmp_path)
     run = run_cell(cells[0], tmp_path)
+    assert is_done(cells[0], tmp_path)
     assert run.last.parts == ("2 samples of task 1",)
     assert [moment.parts_now for moment in run.moments] == [(), (), ("2 samples of task 1",), (), ()]
     assert (run.last.remaining, run.last.unlearned, run.last.claim) == ((1, 2, 3, 4), (0,), "exact, proved")
@@ -229,7 +230,10 @@ def test_run_takes_overrides_and_a_profile(file, amnesia):
     saved = yaml.safe_load((place / "settings.yaml").read_text())
     assert (saved["stream"]["n_train"], saved["training"]["batch_size"], saved["method"]["lr"]) == (60, 10, 0.01)
     assert "there already" in amnesia(*words, "methods.HAT.lr=0.01")
-    assert "which has other settings: method.lr" in amnesia(*words, "methods.HAT.lr=0.02")
+    log = (place / "run.jsonl").read_text()
+    (place / "run.jsonl").write_text(log[: log.rindex("{")])  # a damaged run is repeated
+    assert "settings or files: files.run.jsonl\n" in amnesia(*words, "methods.HAT.lr=0.01")
+    assert "which has other settings or files: method.lr" in amnesia(*words, "methods.HAT.lr=0.02")
 
 
 def test_plan_and_sweep_of_a_part_of_an_experiment(file, amnesia, monkeypatch):
@@ -267,7 +271,9 @@ REFUSED = [
     ("- a", "holds no settings"),
     ("a: [", "odd.yaml is no YAML (expected the node content, but found '<stream end>', line 1)"),
     ("a: \0", "odd.yaml is no YAML (no text)"),
-    ("extends: tiny.yaml\nextends: 5", "odd.yaml: extends must be a list, got 5"),
+    ("extends: 5", "odd.yaml: extends must be a list, got 5"),
+    ("name: x\nseeds: [1]\nseeds: [2]", "odd.yaml is no YAML (two keys seeds, line 3)"),
+    ("name: x\nmethods: {A B: {kind: HAT}, A-B: {kind: HAT}}", "['A B', 'A-B'] can't name folders"),
     ("extends: tiny.yaml\nprofiles: 5", "odd.yaml: profiles must be a mapping, got 5"),
     ("name: x\nmethods: {A: {kin: HAT}}", "did you mean 'kind'?"),
     ("extends: tiny.yaml\ntraining: {epoch: 2}", "training has no epoch; did you mean 'epochs'?"),
@@ -284,6 +290,8 @@ def test_files_that_are_no_experiments_are_refused(file, amnesia):
     for content, words in REFUSED:
         (file / "odd.yaml").write_text(content)
         assert words in amnesia("run", "odd.yaml", status=2)
+    (file / "unmounted").symlink_to("absent")
+    assert "unmounted is a file" in amnesia("run", "tiny.yaml", "--out", "unmounted", status=2)
     for command, words in ((["sweep"], "amnesia sweep needs file"), (["run", "none.yaml"], "none.yaml")):
         assert words in amnesia(*command, status=2)
 
