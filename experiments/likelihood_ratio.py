@@ -30,8 +30,8 @@ samples attacked (of samples' requests all), through the mask and head that the 
 positives (TPR) at 1 % of false ones, against models that never saw the data, in another order; 95 % intervals over
 seeds. *Null*: of models that never saw it either, in a third order. *Exact*: of models that never saw it, in the main
 model's order, which its old head knows. *Matched*: of the unlearned models against the exact ones. *Above null*:
-difference of the AUCs. *Before*: of models before the request. Settings are those of [comparison.md](comparison.md);
-trained without requests."""
+difference of the AUCs. *Before*: of models before the request. Settings are the best of the first six trials of
+[comparison.md](comparison.md); trained without requests."""
 SHOWN_VALUES = {
     "AUC": ("unlearned", "auc"),
     "TPR": ("unlearned", "tpr"),

@@ -41,7 +41,7 @@ GRID = {
 COLUMNS = {
     "learned": "mean accuracy of the five tasks",
     "after": "mean accuracy of the remaining four after the request",
-    "difference": "what the request cost these four",
+    "difference": "what these four gained by the request",
     "in_use": "share of all units in use after five tasks",
 }
 

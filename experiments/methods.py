@@ -124,7 +124,7 @@ class Shards(nn.Module):
 
 
 def _planned(value: float, fitted: bool) -> dict[str, Any]:
-    return {"isolation": "planned"}
+    return {"isolation": "planned", "fit_head": fitted}
 
 
 def _reused(reuse: float, fitted: bool) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _replayed(weight: float, fitted: bool) -> dict[str, Any]:
 
 _SPARSITY, _ALPHA, _DENSITY = ("sparsity_weight", 0.75, 4.0), ("alpha", 0.1, 10.0), ("density", 0.5, 1.6)
 METHODS = {
-    "DisjointSubnets": Method(DisjointSubnets, DisjointModel, _planned, heads="always"),
+    "DisjointSubnets": Method(DisjointSubnets, DisjointModel, _planned, heads="by option"),
     "AmnesiacHAT": Method(AmnesiacHAT, MaskedModel, _reused, ("reuse", 0.5, 2.0), heads="always", most=1.0),
     "HAT": Method(HAT, MaskedModel, _as_published, _SPARSITY, heads="by option", obeys=False),
     "AdaHAT": Method(AdaHAT, MaskedModel, _adapted(), _ALPHA, heads="by option", obeys=False),

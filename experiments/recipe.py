@@ -30,7 +30,7 @@ RECIPES = {
 """Recipe → label smoothing of the loss, and a function that returns the plugins."""
 METHODS = ("DisjointSubnets", "Independent")
 ORDER = ("glyphs", "rotated", "permuted 20", "permuted fashion", "omniglot", "permuted", "split cifar")
-NOTES = """Streams, networks, epochs, requests and trials are those of the [comparison](comparison.md): each row has six
+NOTES = """Streams, networks, epochs and requests are those of the [comparison](comparison.md). Each row has six
 learning rates of Adam on held out training images (seed 101), and five seeds (31 to 35) on test images. *Label
 smoothing*: .1. *All three*: with it `AveragedWeights(.3)` and `RandomFeatures(2000)`. Accuracy (%) of the tasks that
 remain after all requests, ± standard deviation. *Independent* has a network of full size for each task.

@@ -31,14 +31,14 @@ OUTPUT = Path("experiments/results/second_schedule.json")
 CHOSEN = ("DisjointSubnets", "Independent", "SISA", "RanPAC")
 PLACES = ("rotated", "permuted fashion", "glyphs")
 SHARE = 0.01
-NOTES = """`python -m experiments.second_schedule`: streams, networks, seeds and learning rates of the
-[comparison](comparison.md), another schedule: in the middle of the stream tasks 0 and 1 are unlearned in one request;
-after the last task, in every task that remains, one per cent of its samples, drawn by the seed; then task 0 is learned
-again. Accuracy (%) of the tasks that remain at the end, on test images. CPU seconds: *training* of all tasks before,
-*burst* the request for two tasks, *samples* one request for samples, with its two trainings (RanPAC: none), *again*
-the training of task 0. *MB*: saved states at the end. All records claim `exact`, or `conditional` where a plugin of
-these scripts fits heads. SISA has three networks for each task; a request for samples trains those again that saw one
-of them, here all three."""
+NOTES = """`python -m experiments.second_schedule`: streams, networks and seeds of the [comparison](comparison.md), and
+the learning rates that it had by then. Another schedule: in the middle of the stream tasks 0 and 1 are unlearned in one
+request; after the last task, in every task that remains, one per cent of its samples, drawn by the seed; then task 0 is
+learned again. Accuracy (%) of the tasks that remain at the end, on test images. CPU seconds: *training* of all tasks
+before, *samples* one request for samples, with its two trainings (RanPAC: none), *again* the training of task 0.
+*burst*: wall-clock seconds of the request for two tasks. *MB*: saved states at the end, in 2²⁰ bytes. All records claim
+`exact`, or `conditional` where a plugin of these scripts fits heads. SISA has three networks for each task; a request
+for samples trains those again that saw one of them, here all three."""
 
 
 def run(stream: str, method: str, seed: int, settings: Settings, root: Path) -> Row:
@@ -104,7 +104,7 @@ def table(rows: list[Row]) -> str:
                 cells = [spread([100 * row["accuracy"] for row in mine])]
                 for name, digits in (("training", 1), ("burst", 3), ("samples", 2), ("again", 2)):
                     cells.append(f"{mean(row[name] for row in mine):.{digits}f}")
-                cells.append(f"{mean(row['bytes'] for row in mine) / 1e6:.1f}")
+                cells.append(f"{mean(row['bytes'] for row in mine) / 2**20:.1f}")
                 lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

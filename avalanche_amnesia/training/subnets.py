@@ -75,7 +75,7 @@ class DisjointSubnets(TaskStrategy):
     Args:
         model: a :class:`DisjointModel`.
         optimizer: any torch optimizer over ``model.parameters()``. A share has fewer weights than the network, and
-            needs larger steps: begin with the network's learning rate times the number of slots.
+            may need larger steps: begin with twice the network's learning rate.
         isolation: number of shares, and which task gets which; by default one for each task of the stream.
             ``Pools.planned(benchmark)``: as few as the stream's requests allow.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
