@@ -26,18 +26,12 @@ from support.strategies import (
 from support.strategy_state import bits, frozen
 from torch.optim import Adam
 
-from avalanche_amnesia import DisjointSubnets
+from avalanche_amnesia import DisjointSubnets, evaluation
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.metrics import cost_metrics, membership_metrics, relapse_metrics
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy_difference_metrics,
-    jsd_metrics,
-    unlearned_accuracy_metrics,
-)
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import read_state, write_state
@@ -123,12 +117,13 @@ def test_a_loaded_strategy_continues_bit_for_bit(name, tmp_path):
 def test_saved_metrics_contain_no_samples_and_no_references(tmp_path):
     benchmark = with_unlearning(DIGITS, {1: [0]})
 
-    references = References(lambda **options: amnesiac(**SHORT, **options), benchmark)
+    references = evaluation.References(lambda **options: amnesiac(**SHORT, **options), benchmark)
 
     def measured():
-        compared = (unlearned_accuracy_metrics, relapse_metrics, membership_metrics)
+        compared = (evaluation.unlearned_accuracy_metrics, relapse_metrics, membership_metrics)
         metrics = [metric for helper in compared for metric in helper(benchmark, references)]
-        metrics += [*jsd_metrics(references), *accuracy_difference_metrics(references), *cost_metrics(references)]
+        for helper in (evaluation.jsd_metrics, evaluation.accuracy_difference_metrics, cost_metrics):
+            metrics += helper(references)
         return amnesiac(**SHORT, evaluator=quiet(metrics))
 
     strategy = measured()

@@ -118,12 +118,12 @@ def _below_detection(run: Run) -> bool:
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
-    """Raise ValueError if an experiment's runs differ in stream, network, budget, or a row's runs in more than seed."""
+    """Raise ValueError if an experiment's runs differ in data, budget, versions, or a row's in more than the seed."""
     seen: dict[tuple[str, ...], dict[str, Any]] = {}
-    for entry in entries(runs):  # raises an error for a run given twice
-        settings = flatten(drop_seeds(entry.first.settings))
-        names = _experiment_name(entry.first), entry.first.name, _scenario_name(entry.first)
-        for what, begins in ((names[:1], reading.OF_STUDY), (names, ("",))):
+    for run in (run for entry in entries(runs) for run in entry.runs):  # raises an error for a run given twice
+        settings = flatten(drop_seeds(run.settings) | {"versions": run.versions})
+        names = _experiment_name(run), run.name, _scenario_name(run)
+        for what, begins in ((names[:1], (*reading.OF_STUDY, "versions.")), (names, ("",))):
             other = seen.setdefault(what, settings)
             differ = [k for k in settings | other if k.startswith(begins) and settings.get(k) != other.get(k)]
             if differ:

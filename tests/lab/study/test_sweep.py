@@ -31,7 +31,7 @@ from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of, is_done, read_experiment
 from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
 from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, run_cell, sweep, train_references
-from avalanche_amnesia.lab.study.tables import as_markdown, read_study
+from avalanche_amnesia.lab.study.tables import as_markdown, read_study, write_tables
 
 CELLS = [*cells_of(TINY, ["AmnesiacHAT"], ["newest"], [2]), *cells_of(TINY, ["HAT"])]
 
@@ -184,6 +184,9 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, amnesia):
     assert f"{sum(accuracies) / 2:.1f} ± {spread:.1f}" in overview
     assert all(meaning in text for meaning in MEANINGS.values())
     assert min(Image.open(tmp_path / "tables" / "tiny.png").size) > 100
+    first, second, *_ = read_study(folder)
+    with pytest.raises(ValueError, match=r"runs of tiny differ in versions.torch: report them apart"):
+        write_tables([first, replace(second, versions={**second.versions, "torch": "1.0"})], tmp_path / "mixed")
 
 
 def test_samples_are_unlearned_by_the_methods_that_support_it(tmp_path):
