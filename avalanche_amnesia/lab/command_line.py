@@ -674,7 +674,7 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
             training.save_state(strategy, into, key)
 
 
-def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by: Path | None) -> Any:
+def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by: Path | None) -> tuple[Any, ...]:
     """Load a saved state; return (strategy, its unlearning plugin, private key, JSON of a state to be replaced)."""
     key, public = _read_key(sign, "--sign"), _read_key(by, "--public-key")
     before = read_body(state)  # report a path without a state first

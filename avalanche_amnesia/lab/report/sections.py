@@ -114,8 +114,8 @@ def _line_charts(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tupl
 
 def _trace_charts(entries: Sequence[Entry], shown: TraceTest) -> list[LineChart]:
     """Return charts of a metric of unlearned tasks, on this model and on the retrained model."""
-    roles = (("here", "this model", ""), ("retrained", "retrained model", "_reference"), ("chance",) * 2 + ("_chance",))
-    lines = ((role, name, number(f"{shown.metric}{suffix}")) for role, name, suffix in roles)
+    ends = (("here", "this model", ""), ("retrained", "retrained model", "_reference"), ("chance", "chance", "_chance"))
+    lines = ((role, name, number(f"{shown.metric}{end}")) for role, name, end in ends)
     return _line_charts(entries, shown.check, replace(shown.axis, label=f"mean {shown.axis.label}"), *lines)
 
 
