@@ -73,9 +73,8 @@ class AmnesiacHAT(TaskStrategy):
         if compensation == "counterfactual":
             compensation = CounterfactualPlugin(seed=seed)
         elif compensation != "none" and not is_compensation(compensation):
-            raise ValueError(
-                f"compensation must be 'counterfactual', 'none' or a plugin (BackupPlugin()), got {compensation!r}"
-            )
+            allowed = "'counterfactual', 'none' or a plugin (BackupPlugin())"
+            raise ValueError(f"compensation must be {allowed}, got {compensation!r}")
         if repair is not None and not is_repair(repair):
             raise TypeError(f"repair must be a repairing plugin or None: contrib.repair.RepairPlugin(); got {repair!r}")
         recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(dtype=...)")

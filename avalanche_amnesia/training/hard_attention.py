@@ -99,9 +99,7 @@ class HardAttention:
         maker = self.embedding_optimizer
         if maker is not None and not callable(maker):
             way_out = "lambda p: torch.optim.Adam(p, lr=1e-3)"
-            raise TypeError(
-                f"embedding_optimizer must make an optimizer from a list of parameters, got {maker!r}: {way_out}"
-            )
+            raise TypeError(f"embedding_optimizer must make an optimizer from parameters, got {maker!r}: {way_out}")
         object.__setattr__(self, "min_units", checks.whole_number("min_units", self.min_units))
         whole = checks.whole_number("statistics_batches", self.statistics_batches, 0)
         object.__setattr__(self, "statistics_batches", whole)

@@ -155,18 +155,18 @@ def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transac
     for parameter in parameters.values():
         if parameter.grad is not None:
             change.set(parameter, grad=None)
-    removed_ids = {id(parameters[name]) for name in own}
+    optimized = getattr(context.strategy, "optimized_param_id", None) or {}  # Avalanche's own table of parameters
+    # A task's end may have replaced its parameters, which the optimizer drops only after the training.
+    removed_ids = {id(table[name]) for table in (parameters, optimized) for name in own if name in table}
     kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in removed_ids} if keeps else {}
     change.set(optimizer, state=defaultdict(dict))
     optimizer.state.update({p: _zero_entries(entry, changed.get(id(p))) for p, entry in kept.items()})
     for group in optimizer.param_groups:
         change.call(group.__setitem__, "params", group["params"])
         group["params"] = [p for p in group["params"] if id(p) not in removed_ids]
-    optimized = getattr(context.strategy, "optimized_param_id", None)  # Avalanche's own table of parameters
-    if optimized is not None:
-        change.call(optimized.update, {name: optimized[name] for name in own & set(optimized)})
-        for name in own:
-            optimized.pop(name, None)
+    change.call(optimized.update, {name: optimized[name] for name in own & set(optimized)})
+    for name in own:
+        optimized.pop(name, None)
     if keeps:
         return "optimizer: the state of the entries that change was zeroed; the tasks' own parameters were dropped"
     return "optimizer: its state was dropped, with the tasks' own parameters"

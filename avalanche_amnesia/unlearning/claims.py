@@ -97,7 +97,7 @@ class Claims:
         self.influences = _influencing_tasks(strategy, ledger)
         TRAINED_DATA.add(data_fingerprint(strategy.experience))
         self.company |= TRAINED_DATA
-        return {task: held for task, held in self._trainings.items() if task in ledger.remaining}
+        return self._trainings
 
     def first_step(self, strategy: Strategy, task: int, options: dict[str, Any], earlier: Circumstances | None) -> None:
         """At a training's first step: log settings, plugins and user code; ``earlier``: log of an earlier part."""
@@ -260,7 +260,7 @@ class Claims:
         if not getattr(strategy, "optimizer_always_fresh", False):
             found.append("the optimizer's state outlived a task")
         for plugin in strategy.plugins:
-            if not type(plugin).__module__.startswith("avalanche_amnesia.") and purger_of(plugin) is not None:
+            if not type(plugin).__module__.startswith("avalanche_amnesia.training.") and purger_of(plugin) is not None:
                 found.append(f"plugin {type(plugin).__name__} keeps state from task to task")
         return found
 

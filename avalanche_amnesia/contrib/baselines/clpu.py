@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlugin, TaskMemory
 from avalanche_amnesia.contrib.baselines.networks import SideNetworks
 from avalanche_amnesia.optimizers import follow_model
@@ -15,6 +16,7 @@ from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.host.arguments import check_model
+from avalanche_amnesia.training.host.rollback import Snapshot
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
@@ -128,26 +130,23 @@ class CLPUDERpp(TaskStrategy):
         **options: Unpack[StrategyOptions],
     ) -> None:
         check_model(model, SideNetworks)
-        self._networks = CLPUPlugin(
-            TaskMemory(memory_per_task, seed),
-            DarkLoss(logit_weight, label_weight),
-            merge_steps=merge_steps,
-            merge_lr=merge_lr,
-            batch_size=replay_batch,
-            seed=seed,
-        )
+        merging: Any = {"merge_steps": merge_steps, "merge_lr": merge_lr, "batch_size": replay_batch, "seed": seed}
+        self._networks = CLPUPlugin(TaskMemory(memory_per_task, seed), DarkLoss(logit_weight, label_weight), **merging)
         self._recorder = TrajectoryPlugin()
         obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            method=[self._networks, self._recorder, obeying],
-            seed=seed,
-            **options,
-        )
+        method = [self._networks, self._recorder, obeying]
+        super().__init__(model=model, optimizer=optimizer, method=method, seed=seed, **options)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare tasks permanent (never unlearned), and merge their side networks into the main network."""
-        super().mark_permanent(tasks)
-        if self._recorder.snapshot is None:  # else :meth:`CLPUPlugin.prepare` merges them after the training
-            self._networks.merge(self, self._unlearning().ledger.unlearnable)
+        if self._recorder.snapshot is not None:
+            super().mark_permanent(tasks)  # :meth:`CLPUPlugin.prepare` merges them after the training
+            return
+        plugin = self._unlearning()
+        with Transaction() as change:
+            change.call(Snapshot(self, complete=True).restore)
+            plugin.claims.note_changed_tensors(self.model)
+            super().mark_permanent(tasks)
+            self._networks.merge(self, plugin.ledger.unlearnable)
+            plugin.claims._hashes = model_hashes(self.model)  # the merge is no change by other code
+            change.commit()

@@ -47,7 +47,10 @@ class NetworkPerTask(MultiHeadModel):
 
     def fresh_parts(self) -> nn.Module:
         """Return the initial network of a new task: a copy of the backbone."""
-        return deepcopy(self.backbone)
+        made = deepcopy(self.backbone)
+        for module in made.modules():  # no buffer is left out of states and proofs
+            module._non_persistent_buffers_set = set()
+        return made
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         return run_backbone(self.network(task), x)

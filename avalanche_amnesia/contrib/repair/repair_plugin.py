@@ -85,9 +85,7 @@ class RepairPlugin(MemoryPlugin):
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: raise TypeError if the model has no masks."""
         if not isinstance(strategy.model, TaskMaskedModel):
-            raise TypeError(
-                f"a repair moves what masks leave free: give a model with masks, got {type(strategy.model).__name__}"
-            )
+            raise TypeError(f"a repair needs a model with masks, got {type(strategy.model).__name__}")
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """After a task's training: store samples of the task."""

@@ -235,7 +235,7 @@ def make_retraining(
         return replace(context.plan, **plugin.claims.fields_after_retraining(context, first))
 
     def reproduce_training(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        first_data = without_positions(experience, left.earlier) if left.earlier else experience
+        first_data = without_positions(experience, left.earlier)  # without requests, which were obeyed long ago
         retrain(first_data, "again with all of its samples (reproduce=False leaves that out)", context, change)
         hashes = model_hashes(strategy.model)
         raise TrialDone(hashes, plugin.claims.training_of(task).place)

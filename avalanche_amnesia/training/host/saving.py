@@ -136,9 +136,11 @@ def _loading_steps(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tup
     yield "its criterion", partial(states.load_state_of, strategy._criterion, state["criterion"], strategy)
     for plugin, (_, held) in zip(_saved_plugins(strategy), state["plugins"], strict=True):
         yield type(plugin).__name__, partial(states.load_state_of, plugin, held, strategy)
-    for metric, (name, held) in zip(_saved_metrics(strategy), state["metrics"], strict=False):
-        if _is_a(name, metric):  # the evaluator may have further metrics now
-            yield type(metric).__name__, partial(states.load_state_of, metric, held, strategy)
+    metrics = _saved_metrics(strategy)
+    for name, held in state["metrics"]:
+        at = next((at for at, metric in enumerate(metrics) if _is_a(name, metric)), None)
+        if at is not None:  # the evaluator may have other metrics now
+            yield name, partial(states.load_state_of, metrics.pop(at), held, strategy)
 
 
 def _refuse_in_training(strategy: Strategy, doing: str) -> None:

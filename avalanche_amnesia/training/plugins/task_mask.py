@@ -112,9 +112,8 @@ class TaskEndPlugin(Plugin):
             fault = task_faults.fault_of_inputs(task_data(strategy.experience)[0])
         if fault is not None:
             raise TaskError(f"task {task}: {fault}. Its training was undone and the other tasks are as they were")
-        raise DivergedError(
-            f"task {task} diverged: {lost}. Its training was undone; train it again with a smaller learning rate"
-        )
+        advice = "Its training was undone; train it again with a smaller learning rate"
+        raise DivergedError(f"task {task} diverged: {lost}. {advice}")
 
 
 class TaskMaskPlugin(TaskEndPlugin):

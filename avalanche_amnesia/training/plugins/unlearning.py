@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
+import torch
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
@@ -16,6 +17,7 @@ from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.saving.encoding import OwnFile
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.saving.values import checked, create
@@ -168,7 +170,13 @@ class UnlearningPlugin(Plugin):
         """
         event = self._current_event(strategy)
         request = _request(tasks, **parts)
-        return self._unlearn(strategy, request, event, keep_probes, allow_unknown, strict, data, reproduce)
+        record = self._unlearn(strategy, request, event, keep_probes, allow_unknown, strict, data, reproduce)
+        of_interrupted = strategy.is_training and strategy.experience is not None  # else Avalanche has cleaned up
+        if of_interrupted and not getattr(strategy, "_trains", True):
+            strategy.experience, strategy.adapted_dataset, strategy.dataloader = None, None, []
+            strategy.mbatch, strategy.mb_output, strategy.loss = None, None, torch.zeros(())
+            follow_model(strategy, fresh=False)
+        return record
 
     def prove(
         self, strategy: Strategy, references: Any, *, tasks: Iterable[int] = (), quiet: bool = False
@@ -303,7 +311,8 @@ class UnlearningPlugin(Plugin):
         """Before an iteration: carry out requests to unlearn due now; drop unlearned samples from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
             task, adds = single_task(strategy.experience), getattr(strategy.model, "additive", False)
-            self.claims.first_step(strategy, task, kwargs, self._before.get(task) if adds else None)
+            earlier = self._before.get(task) if adds and task in self.ledger.remaining else None
+            self.claims.first_step(strategy, task, kwargs, earlier)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with Transaction() as kept:  # an evaluation inside would overwrite these attributes
@@ -485,9 +494,7 @@ class UnlearningPlugin(Plugin):
     def _set_keeps_shared_entries(self, model: Any) -> None:
         """Set ``model.keeps_shared_entries`` (unlearning changes no entry that another task uses) by ``deletion``."""
         if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
-            raise TypeError(
-                f"deletion='exclusive' needs a model with masks, got {type(model).__name__}, whose tasks share all"
-            )
+            raise TypeError(f"deletion='exclusive' needs a model with masks, got {type(model).__name__}, a shared one")
         if self.deletion is not None:
             model.keeps_shared_entries = self.deletion == "exclusive"
 
