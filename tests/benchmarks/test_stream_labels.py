@@ -1,22 +1,10 @@
 """Streams of Avalanche's builders are identified or refused."""
 
-import functools
 import warnings
 
 import pytest
 import torch
-from avalanche.benchmarks import (
-    DatasetExperience,
-    benchmark_from_datasets,
-    benchmark_with_validation_stream,
-    class_incremental_benchmark,
-    nc_benchmark,
-    new_instances_benchmark,
-    ni_benchmark,
-    split_online_stream,
-    task_incremental_benchmark,
-    with_task_labels,
-)
+from avalanche import benchmarks
 from avalanche.benchmarks.utils import (
     AvalancheDataset,
     DataAttribute,
@@ -36,7 +24,7 @@ from avalanche_amnesia.models import UnknownTaskError
 
 def of_sets(*sets):
     """Avalanche's basic builder, without task labels."""
-    return benchmark_from_datasets(
+    return benchmarks.benchmark_from_datasets(
         train=[as_classification_dataset(one) for one in sets], test=[as_classification_dataset(one) for one in sets]
     )
 
@@ -47,14 +35,14 @@ def domains():
 
 def new_classes():
     sets = {name: as_classification_dataset(tiny.data(classes=4)) for name in ("train", "test")}
-    return class_incremental_benchmark(sets, num_experiences=2, class_order=[0, 1, 2, 3])
+    return benchmarks.class_incremental_benchmark(sets, num_experiences=2, class_order=[0, 1, 2, 3])
 
 
 def mixed():
     data = tiny.data()
     labels = [DataAttribute(data.targets, "targets"), TaskLabels([i % 2 for i in range(len(data))])]
     part = TaskAwareSupervisedClassificationDataset([data], data_attributes=labels)
-    return with_task_labels(benchmark_from_datasets(train=[part, part], test=[part, part]))
+    return benchmarks.with_task_labels(benchmarks.benchmark_from_datasets(train=[part, part], test=[part, part]))
 
 
 def zero_labels(make):
@@ -72,16 +60,16 @@ MEND = r"task_incremental_benchmark\(benchmark, reset_task_labels=True\)"
 REFUSED = {
     "new classes": (new_classes, "2 experiences of this stream have no task labels. .*" + MEND),
     "own classes": (lambda: of_sets(tiny.data(), tiny.data(first=2)), "no task labels. .*" + MEND),
-    "all zero, classes": (functools.partial(zero_labels, nc_benchmark), "2 experiences .* that task label.*" + MEND),
-    "all zero, samples": (functools.partial(zero_labels, ni_benchmark), "2 experiences .* that task label.*" + MEND),
+    "all zero, classes": (lambda: zero_labels(benchmarks.nc_benchmark), "2 experiences .* that task label.*" + MEND),
+    "all zero, samples": (lambda: zero_labels(benchmarks.ni_benchmark), "2 experiences .* that task label.*" + MEND),
     "new samples": (
-        lambda: new_instances_benchmark(*(as_classification_dataset(tiny.data()) for _ in "ab"), 2),
+        lambda: benchmarks.new_instances_benchmark(*(as_classification_dataset(tiny.data()) for _ in "ab"), 2),
         "2 experiences of this stream have no task labels. .*" + MEND,
     ),
     "mixed": (mixed, r"exactly one task, got task labels \[0, 1\].*" + MEND),
     "empty": (unlabelled, r"must have a task label, got task labels \[\].*" + MEND),
     "no labels": (
-        lambda: benchmark_from_datasets(train=[AvalancheDataset([TensorDataset(torch.zeros(2, 8))])]),
+        lambda: benchmarks.benchmark_from_datasets(train=[AvalancheDataset([TensorDataset(torch.zeros(2, 8))])]),
         r"experience 0 has no targets.*as_classification_dataset\(data\)",
     ),
 }
@@ -119,7 +107,7 @@ def test_a_stock_strategy_without_our_plugins_refuses_it_too():
 
 @pytest.mark.parametrize("name", ["new classes", "own classes", "all zero, classes", "mixed"])
 def test_the_suggested_call_repairs_the_stream(name):
-    benchmark = task_incremental_benchmark(REFUSED[name][0](), reset_task_labels=True)
+    benchmark = benchmarks.task_incremental_benchmark(REFUSED[name][0](), reset_task_labels=True)
     strategy = tiny.strategy()
     strategy.train(benchmark.train_stream)
     strategy.eval(benchmark.test_stream)
@@ -128,7 +116,7 @@ def test_the_suggested_call_repairs_the_stream(name):
 
 @pytest.mark.parametrize("split", [False, True])
 def test_positions_are_the_tasks_of_a_stream_without_labels_and_one_warning_names_this(split):
-    benchmark = benchmark_with_validation_stream(domains(), 0.25) if split else domains()
+    benchmark = benchmarks.benchmark_with_validation_stream(domains(), 0.25) if split else domains()
     strategy, expected = tiny.strategy(), tiny.strategy()
     with pytest.warns(UserWarning, match="no task labels: each of its 3 experiences is taken as the task of its place"):
         strategy.train(benchmark.train_stream[0])
@@ -137,7 +125,7 @@ def test_positions_are_the_tasks_of_a_stream_without_labels_and_one_warning_name
         strategy.train(benchmark.train_stream[1:], eval_streams=[benchmark.test_stream[:2]])
         strategy.eval(benchmark.test_stream)
         strategy.unlearn([1])
-    expected.train(task_incremental_benchmark(benchmark).train_stream)
+    expected.train(benchmarks.task_incremental_benchmark(benchmark).train_stream)
     expected.unlearn([1])
     assert strategy.model.tasks == (0, 2)
     assert bits(strategy.model) == bits(expected.model)
@@ -149,7 +137,7 @@ def test_positions_are_the_tasks_of_a_stream_without_labels_and_one_warning_name
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_a_validation_stream_keeps_the_tasks_of_its_samples(kind):
     """Three tasks of one class each; the requests are added after the split."""
-    benchmark = benchmark_with_validation_stream(tiny.tasks([[2], [0], [1]]), 0.25)
+    benchmark = benchmarks.benchmark_with_validation_stream(tiny.tasks([[2], [0], [1]]), 0.25)
     benchmark = with_unlearning(benchmark, {2: [0]})
     strategy = tiny.strategy(kind)
     with warnings.catch_warnings():
@@ -161,16 +149,16 @@ def test_a_validation_stream_keeps_the_tasks_of_its_samples(kind):
 
 
 def test_a_part_of_a_task_is_refused_with_settings_that_would_train_it():
-    stream = split_online_stream(tiny.tasks().train_stream, experience_size=4)
+    stream = benchmarks.split_online_stream(tiny.tasks().train_stream, experience_size=4)
     strategy = tiny.strategy()
     for ask in (strategy.train, strategy.eval):
         with pytest.raises(TaskError, match=r"a part of a task, as split_online_stream makes it.*train_mb_size=4 and"):
-            ask(with_task_labels(stream) if ask == strategy.eval else stream)
+            ask(benchmarks.with_task_labels(stream) if ask == strategy.eval else stream)
     assert strategy.model.tasks == ()
 
 
 def test_a_single_experience_counts_as_a_stream():
-    alone = DatasetExperience(dataset=as_classification_dataset(tiny.data()))
+    alone = benchmarks.DatasetExperience(dataset=as_classification_dataset(tiny.data()))
     strategy = tiny.strategy()
     with pytest.warns(UserWarning, match="each of its 1 experiences"):
         strategy.train(alone)

@@ -12,16 +12,18 @@ from avalanche.models import SimpleMLP, as_multitask
 from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GEMPlugin, MASPlugin
 from support import tiny
 from support.small_networks import Net
-from support.strategies import Hears
+from support.strategies import Hears, learn, make
 from support.strategy_state import same_state
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from avalanche_amnesia import DisjointSubnets
+from avalanche_amnesia import DisjointSubnets, UnlearningRequest, with_unlearning
 from avalanche_amnesia.audit.record import RecordError, UnlearningRecord
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.benchmarks.data import TaskError
+from avalanche_amnesia.contrib.baselines import CLPUDERpp
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.report.tables import csv_text
 from avalanche_amnesia.saving import StateError
@@ -222,3 +224,62 @@ def test_a_strategy_is_saved_after_an_interruption_at_the_adaptation_of_data(eve
     for each in (loaded, alone):
         each.train(STREAM[1])
     assert same_state(loaded.model.state_dict(), alone.model.state_dict())
+
+
+THREE = tiny.tasks(((0, 1), (2, 3), (4, 5)), (X, Y))
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_replay_memory_and_other_settings_before_an_aborted_training_are_no_exact_claim():
+    assert learn(made(plugins=[DarkReplayPlugin()]), STREAM).plan_unlearning([0]).claim == "approximate"
+    strategy = made()
+    for strategy.train_epochs, experience in zip((1, 2, 1), THREE.train_stream, strict=True):
+        strategy.train(experience)
+    strategy.unlearn([1])
+    loss, strategy._criterion = strategy._criterion, interrupt
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(THREE.train_stream[1])
+    strategy._criterion = loss
+    strategy.abort_training()
+    assert strategy.plan_unlearning([2]).claim == "conditional"
+
+
+def test_own_networks_save_all_buffers_and_a_merge_is_whole_or_undone(tmp_path):
+    def counting():
+        net = Net(lambda net, x: torch.relu(net.e(x)) + net.seen.add_(net.training), e=nn.Linear(8, 6), features=6)
+        net.register_buffer("seen", torch.zeros(()), persistent=False)
+        return net
+
+    strategy, loaded = (make(CLPUDERpp, net=counting, merge_steps=3, train_mb_size=10) for _ in range(2))
+    load_state(loaded, learn(strategy, THREE).save(tmp_path / "state"))
+    assert all(torch.equal(each.model.network(1).seen, torch.tensor(4.0)) for each in (strategy, loaded))
+    loaded.mark_permanent([0])  # the first is taken over
+    before, loss, loaded._networks.loss = copy.deepcopy(loaded.model.state_dict()), loaded._networks.loss, interrupt
+    with pytest.raises(KeyboardInterrupt):
+        loaded.mark_permanent([1])
+    assert same_state(loaded.model.state_dict(), before)
+    loaded._networks.loss = loss
+    loaded.mark_permanent([1])
+    assert (loaded.model.main_tasks, loaded.unlearn([2], strict=True).remaining) == ((0, 1), (0, 1))
+
+
+def test_nothing_of_a_task_stays_in_the_optimizer_or_after_an_interrupted_request():
+    net = partial(Net, lambda net, x: torch.relu(x @ net.w), w=nn.Parameter(torch.eye(8, 6)), features=6)
+    strategy = made(net=net, plugins=[Hears(after_unlearning=lambda strategy: stop and stop.pop()())])
+    stop, asked = [], with_unlearning(THREE, {1: [1], 2: [2]})
+    strategy.train(asked.train_stream[:2])
+    known = {*map(id, strategy.model.parameters())}
+    assert all(id(p) in known for group in strategy.optimizer.param_groups for p in group["params"])
+    stop = [interrupt]
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(asked.train_stream[2])
+    strategy.unlearn([2])
+    assert (strategy.experience, strategy.mbatch, strategy.dataloader, strategy.loss.grad_fn) == (None, None, [], None)
+
+
+def test_a_task_with_a_request_in_its_middle_can_be_trained_again_without_samples():
+    asked = with_unlearning(THREE, [UnlearningRequest(tasks=[0], at=2, when="iteration", iteration=1)])
+    assert learn(made(), asked).unlearn(task=2, samples=[0]).claim == "exact"

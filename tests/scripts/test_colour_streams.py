@@ -89,19 +89,3 @@ def test_omniglot_has_an_alphabet_per_task(data_root):
         assert tested.tensors[1].bincount().tolist() == [6] * len(trained.original_classes)
     rows = [experience.tensors[0].flatten(1) for stream in benchmark.streams.values() for experience in stream]
     assert len({row.numpy().tobytes() for part in rows for row in part}) > 4838  # of 4,840: none appears twice
-
-
-def test_wrong_arguments_and_missing_files_of_omniglot_are_named(tmp_path, data_root, monkeypatch):
-    with pytest.raises(DataNotFoundError, match=r"images_background_small1\.zip and .*small2\.zip missing"):
-        SplitOmniglot(root=tmp_path)
-    with pytest.raises(DataNotFoundError, match=r"images_background/ missing.*download=True"):
-        SplitOmniglot(alphabets="background", root=tmp_path)
-    with pytest.raises(ValueError, match="'small', 'background'"):
-        SplitOmniglot(alphabets="large", root=data_root)
-    with pytest.raises(ValueError, match="there are 8 alphabets"):
-        SplitOmniglot(9, root=data_root)
-    asked = []
-    monkeypatch.setattr(datasets.Omniglot, "__init__", lambda self, root, **options: asked.append((root, options)))
-    with pytest.raises(DataNotFoundError):
-        SplitOmniglot(alphabets="background", root=tmp_path, download=True)
-    assert asked == [(str(tmp_path), {"background": True, "download": True})]

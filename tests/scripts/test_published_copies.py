@@ -1,7 +1,6 @@
 """Shadow copies as in the AmnesiacHAT paper; updates scaled by ``rate`` or ``draft``, or pruned; their removal."""
 
 import copy
-import math
 import operator
 from functools import cache, partial
 
@@ -9,8 +8,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support import strategy_state as states
-from support.small_networks import Net
-from support.strategies import DIGITS, amnesiac, stock, trained
+from support.strategies import amnesiac, trained
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -149,22 +147,6 @@ def test_unlearned_tasks_leave_no_trace_in_a_joint_training_with_a_deadline():
     assert states.bits(models[0]) == states.bits(models[1])
 
 
-def gains():
-    parts = {"first": nn.Linear(64, 8), "scale": nn.Parameter(torch.ones(8)), "features": 8}
-    return Net(lambda net, x: torch.relu(net.first(x.flatten(1))) * net.scale, **parts)
-
-
-def test_networks_without_initialisation_and_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="scope must be one of 'unit', 'own_unit', got 'layer'"):
-        PublishedCopies("layer")
-    with pytest.raises(ValueError, match="seed"):
-        PublishedCopies(seed=0.5)
-    strategy = amnesiac(net=gains, compensation=PublishedCopies)
-    with pytest.raises(ValueError, match=r"\['scale'\] do not have"):
-        strategy.train(DIGITS.train_stream[0])
-    assert strategy.model.tasks == ()
-
-
 NAMES = ["rate", "draft"]
 
 
@@ -218,22 +200,6 @@ def test_the_alpha_of_the_paper_is_finite_and_two_compensations_are_refused():
     with pytest.raises(ValueError, match="two compensations revise what task 1 wrote"):
         both.unlearn([0])
     assert states.fingerprint(both) == before
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="must be one of"):
-        ScaledUpdatesPlugin("twice")
-    with pytest.raises(ValueError, match="alpha must be above 0"):
-        ScaledUpdatesPlugin("draft", alpha=0)
-    with pytest.raises(ValueError, match="needs HATPlugin"):
-        stock(plugins=[ScaledUpdatesPlugin()]).train(DIGITS.train_stream[0])
-    for options, words in (
-        ({"threshold": 0.0}, r"threshold must be above 0, got 0.0"),
-        ({"threshold": math.nan}, "threshold must be"),
-        ({"min_active_steps": 1.5}, r"min_active_steps must be a share.*got 1.5"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            PrunedTrajectoryPlugin(**options)
 
 
 def test_a_pruned_log_is_removed_without_trace_and_keeps_the_claim():

@@ -36,6 +36,11 @@ class NetworkPerTask(MultiHeadModel):
     isolates = True
     trains_again = True
 
+    def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
+        super().__init__(backbone, n_features)
+        for module in self.backbone.modules():  # no buffer is left out of states and proofs
+            module._non_persistent_buffers_set = set()
+
     def network(self, task: int) -> nn.Module:
         """Return the network of ``task``, or the backbone if the task has no network."""
         own: nn.Module | None = self.task_parts(task)
@@ -47,10 +52,7 @@ class NetworkPerTask(MultiHeadModel):
 
     def fresh_parts(self) -> nn.Module:
         """Return the initial network of a new task: a copy of the backbone."""
-        made = deepcopy(self.backbone)
-        for module in made.modules():  # no buffer is left out of states and proofs
-            module._non_persistent_buffers_set = set()
-        return made
+        return deepcopy(self.backbone)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         return run_backbone(self.network(task), x)

@@ -168,20 +168,9 @@ class PALL(TaskStrategy):
         **options: Unpack[StrategyOptions],
     ) -> None:
         recorder = TrajectoryPlugin()
-        masking = PALLPlugin(
-            TaskMemory(memory_per_task, seed),
-            DarkLoss(logit_weight, label_weight),
-            recorder.trajectory,
-            repair_steps=repair_steps,
-            repair_lr=repair_lr,
-            score_lr=score_lr,
-            seed=seed,
-        )
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            # deletion="updates": reset all weights trained by the task, even if remaining tasks use them.
-            method=[masking, recorder, UnlearningPlugin(deletion="updates")],
-            seed=seed,
-            **options,
-        )
+        rates: Any = {"repair_steps": repair_steps, "repair_lr": repair_lr, "score_lr": score_lr, "seed": seed}
+        memory, loss = TaskMemory(memory_per_task, seed), DarkLoss(logit_weight, label_weight)
+        # deletion="updates": reset all weights trained by the task, even if remaining tasks use them.
+        obeying, masking = UnlearningPlugin(deletion="updates"), PALLPlugin(memory, loss, recorder.trajectory, **rates)
+        method = [masking, recorder, obeying]
+        super().__init__(model=model, optimizer=optimizer, method=method, seed=seed, **options)
