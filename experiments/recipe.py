@@ -34,7 +34,8 @@ NOTES = """Streams, networks, epochs and requests are those of the [comparison](
 learning rates of Adam on held out training images (seed 101), and five seeds (31 to 35) on test images. *Label
 smoothing*: .1. *All three*: with it `AveragedWeights(.3)` and `RandomFeatures(2000)`. Accuracy (%) of the tasks that
 remain after all requests, ± standard deviation. *Independent* has a network of full size for each task.
-DisjointSubnets' records claim `exact`; Independent's are `conditional`, as a plugin of this script fits its heads."""
+DisjointSubnets' records claim `exact`; Independent's are `conditional`, as a plugin of this script fits its heads.
+Label smoothing alone was not run on Omniglot and split CIFAR-10."""
 PAIRED = """Points above *Independent, plain*: mean over the same seeds with its 95 % interval (Student's), bold where
 the interval does not contain 0."""
 COST = """Bytes of a saved state after the last request, and CPU seconds of the training with its requests (while other
