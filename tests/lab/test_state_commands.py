@@ -113,7 +113,7 @@ def test_a_state_that_another_command_has_changed_meanwhile_is_not_replaced(run_
     def load_while_another_unlearns(strategy, state, key):
         load(strategy, state, key)
         monkeypatch.undo()
-        os.chdir(run_folder)
+        monkeypatch.chdir(run_folder)
         amnesia("unlearn", "shared", "--tasks", "2", *UNLEARN[4:], "other.json")
 
     monkeypatch.setattr(training, "load_state", load_while_another_unlearns)
