@@ -249,7 +249,7 @@ def unlearn(
         classes: class labels in the task's training data
         factory: MODULE:FUNCTION without arguments; returns an untrained strategy with the saved one's arguments
         benchmark: MODULE:NAME of the benchmark with --task's data (unless features are kept), or of a function for it
-        record: JSON file for the record of the unlearning
+        record: new JSON file for the record; the same request again, as after a kill, writes its record
         out: directory for the new state (default: replace STATE)
         sign: PEM file of the private key to sign the record and the new state with
         public_key: PEM file of the state signer's public key, to verify the state

@@ -24,7 +24,7 @@ class NetworkPerTask(MultiHeadModel):
     tasks.
 
     Args:
-        backbone: maps ``(batch, …)`` to features ``(batch, features)``.
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``. All its buffers become persistent.
         n_features: width of the features; by default ``backbone.features``, if it is an integer.
 
     Raises:

@@ -168,9 +168,9 @@ class PALL(TaskStrategy):
         **options: Unpack[StrategyOptions],
     ) -> None:
         recorder = TrajectoryPlugin()
-        rates: Any = {"repair_steps": repair_steps, "repair_lr": repair_lr, "score_lr": score_lr, "seed": seed}
+        numbers: Any = {"repair_steps": repair_steps, "repair_lr": repair_lr, "score_lr": score_lr, "seed": seed}
         memory, loss = TaskMemory(memory_per_task, seed), DarkLoss(logit_weight, label_weight)
+        masking = PALLPlugin(memory, loss, recorder.trajectory, **numbers)
         # deletion="updates": reset all weights trained by the task, even if remaining tasks use them.
-        obeying, masking = UnlearningPlugin(deletion="updates"), PALLPlugin(memory, loss, recorder.trajectory, **rates)
-        method = [masking, recorder, obeying]
+        method = [masking, recorder, UnlearningPlugin(deletion="updates")]
         super().__init__(model=model, optimizer=optimizer, method=method, seed=seed, **options)

@@ -82,7 +82,7 @@ class TrajectoryPlugin(Plugin):
         refuse_second(strategy, TrajectoryPlugin)
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
         if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
-            raise ValueError(f"put {type(masking).__name__} before TrajectoryPlugin: a task is first committed")
+            raise ValueError(f"put {type(masking).__name__} before TrajectoryPlugin, which records committed tasks")
         self.undo_training(strategy)
         if task in self.trajectory.tasks and not getattr(strategy.model, "additive", False):
             raise RequestError(f"{repeat_error(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")

@@ -235,6 +235,8 @@ def test_run_takes_overrides_and_a_profile(file, amnesia):
     assert "there already" in amnesia(*words, "methods.HAT.lr=0.01")
     log = (place / "run.jsonl").read_text()
     (place / "run.jsonl").write_text(log[: log.rindex("{")])  # a damaged run is repeated
+    with pytest.warns(UserWarning, match="did not end and are left out"), pytest.raises(ValueError, match="no results"):
+        read_study(file)
     assert "settings or files: files.run.jsonl\n" in amnesia(*words, "methods.HAT.lr=0.01")
     assert "which has other settings or files: method.lr" in amnesia(*words, "methods.HAT.lr=0.02")
 
@@ -277,6 +279,7 @@ REFUSED = [
     ("extends: 5", "odd.yaml: extends must be a list, got 5"),
     ("name: x\nseeds: [1]\nseeds: [2]", "odd.yaml is no YAML (two keys seeds, line 3)"),
     ("name: x\nmethods: {A B: {kind: HAT}, A-B: {kind: HAT}}", "['A B', 'A-B'] can't name folders"),
+    (f"name: x\nmethods: {{{'A' * 201}: {{kind: HAT}}}}", "at most 200"),
     ("extends: tiny.yaml\nprofiles: 5", "odd.yaml: profiles must be a mapping, got 5"),
     ("name: x\nmethods: {A: {kin: HAT}}", "did you mean 'kind'?"),
     ("extends: tiny.yaml\ntraining: {epoch: 2}", "training has no epoch; did you mean 'epochs'?"),
